@@ -101,7 +101,7 @@ class Watch:
 
 def coordinator(a: argparse.Namespace) -> None:
     """The coordinator's process: no torch in it."""
-    from fedseed.reports.memory import resident_memory
+    from fedseed.reports.machine import resident_memory
     from fedseed.runs.loop import Loop
     from fedseed.runs.network import NetworkBackend
     from fedseed.transport import transport

@@ -49,6 +49,7 @@ from fedseed.runs.recipe import packaged_recipes, read_recipe
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Rebuild, Term
 from fedseed.weights.devices import peak_on
+from fedseed.weights.projection import project_change
 
 TOY = os.environ.get("TRITON_INTERPRET") == "1"  # set by `main`, before the kernels are imported
 DEVICE = torch.device("cpu" if TOY else "cuda")
@@ -299,7 +300,8 @@ def lines(size: str) -> Iterator[tuple[str, float, str]]:
     space.release_base()
     yield (f"rebuild from {REBUILT:,} hadamard directions", spent,
            f"**{spent / bare:.2f} passes** (goal: 3), {plain * REBUILT / spent:,.0f} times torch")  # fmt: skip
-    spent = seconds(partial(space.project_change, space.snapshot(), Basis("hadamard", 3, size=PROJECTED), [PROJECTED]))
+    along = Basis("hadamard", 3, size=PROJECTED), [PROJECTED]
+    spent = seconds(partial(project_change, space.vector, space.snapshot(), *along))
     yield f"projection on {PROJECTED:,} hadamard directions", spent, f"{spent / bare:.1f} passes"
     spent = digest = seconds(space.digest, 1)
     yield "digest of the weights", spent, f"{space.layout.dense_bytes / spent / 1e9:.2f} GB/s"

@@ -169,7 +169,7 @@ def main() -> None:
         recipe = str(args.folder / "recipe.toml")
         print(json.dumps(measured(recipe, settings_of(args.folder, name), name == "forward pass")))
         return
-    from fedseed.experiments.reckoning import reckon
+    from fedseed.experiments.bench import reckon
     from fedseed.runs.recipe import read_recipe
 
     with tempfile.TemporaryDirectory() as temporary:

@@ -218,7 +218,8 @@ def _words(clients: int, validation: bool) -> Made:
     ]  # fmt: skip
     whole = Federation.from_file("words-zo-fedsgd", settings, progress=False)
     objective: Any = Ready(whole.worker.objective)
-    return Made(whole.worker.space.model, whole.items, objective, lambda model: whole.evaluate(model)["accuracy"])
+    measure = whole.hosted.evaluate
+    return Made(whole.worker.space.model, whole.items, objective, lambda model: measure(model)["accuracy"])
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class Conversation:
             self.seconds["client"] += time.process_time() - began
             self.said += len(data)
             vectors[n] = np.frombuffer(data[8:], self.form.dtype)
-        total = converse(self.summing.open(number, 0, vectors), self.say)
+        total, _ = converse(self.summing.open(number, 0, vectors), self.say)
         assert (total == self.vector * np.array(len(self.clients), self.form.dtype)).all()
         self.seconds["coordinator"] += time.process_time() - start - (self.seconds["client"] - before)
 

@@ -2,7 +2,7 @@
 
     python scripts/make_digits_base.py --out DIR
 
-It learns from images that `fedseed.tasks.digits` sets aside: no client and no test of the task "digits" has them.
+It learns from images that `fedseed.tasks.pictures` sets aside: no client and no test of the task "digits" has them.
 Besides the digit it learns how an image was turned or mirrored, an exercise that makes its features useful for digits
 it has never seen. The same machine and library versions give the same checkpoint.
 """
@@ -18,7 +18,7 @@ import transformers
 from torch.nn.functional import affine_grid, cross_entropy, grid_sample, interpolate
 from transformers import ResNetConfig, ResNetForImageClassification, ViTImageProcessor
 
-from fedseed.tasks.digits import BASE, BASE_CLASSES, digit_pictures, pictures_of_base
+from fedseed.tasks.pictures import BASE, BASE_CLASSES, digit_pictures, pictures_of_base
 
 SIDE = 32  # what images are enlarged to: the network halves them four times
 POSES = 8  # quarter turns, mirrored or not

@@ -18,10 +18,10 @@ from pydantic import BaseModel
 
 from fedseed.methods import METHODS
 from fedseed.models.adapters import AnyAdapter
-from fedseed.orbit.header import flat
 from fedseed.privacy import PrivacySettings
 from fedseed.runs.keys import Key, among
 from fedseed.runs.recipe import recipe_keys
+from fedseed.text import flat
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs" / "recipe.md"

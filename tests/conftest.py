@@ -26,8 +26,6 @@ from support.tiers import SLOW
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: what tests start must hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LABEL_WORDS = "terrible bad okay good great Yes Maybe No Description Entity Expression Human Location Number It was a"
-
 
 def pytest_sessionstart(session):
     """Without a GPU, Triton's interpreter stands in for one: Triton asks when a module with kernels is imported."""
@@ -47,7 +45,7 @@ settings.load_profile("fedseed")
 
 # -- tiers: see support/tiers.py -----------------------------------------------------------------------------------
 
-PROCESSES = {"starter", "server", "shared_server", "network"}  # fixtures that make a test a long one
+PROCESSES = {"server", "shared_server", "network"}  # fixtures that make a test a long one
 HINTS = {"slow": "make slow", "long": "make test"}
 left_out = Counter()
 
@@ -142,37 +140,11 @@ def original(tmp_path):
 
 @pytest.fixture(scope="session")
 def masked_base(tmp_path_factory):
-    """The folder of a small random RoBERTa, with a tokenizer of its kind that has the label words as tokens."""
-    import torch
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
+    """The folder of a small random RoBERTa, whose tokenizer has the label words as tokens."""
+    from support.published_bases import roberta
 
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=special, initial_alphabet=alphabet)
-    tokenizer.train_from_iterator([f" {LABEL_WORDS}"] * 50, trainer)
-    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    names = {"bos_token": "<s>", "cls_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "sep_token": "</s>"}
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, **names, unk_token="<unk>", mask_token=AddedToken("<mask>", lstrip=True)
-    )
-    torch.manual_seed(0)
-    config = RobertaConfig(
-        vocab_size=len(fast),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=130,
-        initializer_range=0.2,
-    )
     folder = tmp_path_factory.mktemp("masked") / "base"
-    RobertaForMaskedLM(config).save_pretrained(folder)
-    fast.save_pretrained(folder)
+    roberta(folder, hidden_size=32, max_position_embeddings=130, initializer_range=0.2)
     return folder
 
 
@@ -212,10 +184,15 @@ def image_base(tmp_path):
 
 
 @pytest.fixture
-def problem():
+def make_problem():
     from support.problem import Problem
 
-    return Problem()
+    return Problem
+
+
+@pytest.fixture
+def problem(make_problem):
+    return make_problem()
 
 
 @pytest.fixture
@@ -237,24 +214,7 @@ def quickly(without_pictures):
         yield
 
 
-@pytest.fixture
-def make_problem():
-    from support.problem import Problem
-
-    return Problem
-
-
 # -- networks ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def starter():
-    """Starts processes in milliseconds."""
-    from support.network import Starter
-
-    made = Starter()
-    yield made
-    made.stop()
 
 
 @pytest.fixture(scope="session")
@@ -282,7 +242,7 @@ def server(tmp_path):
 
 
 @pytest.fixture
-def network(starter, tmp_path, request):
+def network(tmp_path, request):
     """Makes networks, and ends their processes."""
     from support.network import Network
 
@@ -290,7 +250,7 @@ def network(starter, tmp_path, request):
 
     def make(server, recipe, **common):
         name = "".join(c if c.isalnum() else "_" for c in request.node.name)
-        made.append(Network(starter, server, tmp_path, recipe, run=name, **common))
+        made.append(Network(server, tmp_path, recipe, run=name, **common))
         return made[-1]
 
     yield make
@@ -301,11 +261,8 @@ def network(starter, tmp_path, request):
 @pytest.fixture
 def in_process():
     """Runs a recipe here, with one thread as the network's processes do: first-order training sums by threads."""
-    import torch
+    from fedseed.runs.learner import limited
+    from support.network import in_process
 
-    from support import network as network_support
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield network_support.in_process
-    torch.set_num_threads(before)
+    with limited(1):
+        yield in_process

@@ -1,4 +1,4 @@
-"""The house keeps its shape: imports point downwards, in no circle, and nobody asks a method what it is."""
+"""The house keeps its shape: imports point downwards, in no circle, nobody asks a method what it is, all is told."""
 
 import ast
 import re
@@ -15,6 +15,7 @@ import fedseed_papers
 SOURCE = Path(fedseed.__file__).parent
 # from top to bottom; rooms on one floor do not need each other
 FLOORS = [
+    ("__main__",),
     ("cli", "extension"),
     ("experiments", "flower"),
     ("runs",),
@@ -135,12 +136,107 @@ def test_coordinators_rooms_name_no_torch():
     free = ["methods", "aggregation", "privacy", "tracking", "transport"]
     files = [path for name in free for path in (SOURCE / name).rglob("*.py")]
     files += [SOURCE / "orbit" / f"{name}.py" for name in ("header", "record", "writer", "edit")]
-    files += [
-        SOURCE / "federation" / "coordinator.py",
-        SOURCE / "weights" / "change.py",
-        SOURCE / "weights" / "layout.py",
-    ]
-    for path in files:
-        if path.name == "tensorboard.py":  # torch's writer, if somebody asks for it
+    files += [SOURCE / name for name in ("federation/coordinator.py", "weights/change.py", "weights/layout.py")]
+    names_torch = re.compile(r"^\s*(?:import|from) torch", re.MULTILINE)
+    found = [path.name for path in files if names_torch.search(path.read_text(encoding="utf-8"))]
+    assert found == []
+
+
+LIGHT = [
+    f"fedseed.{name}".rstrip(".")
+    for room, names in {
+        "": [""],
+        "methods": [""],
+        "orbit": [""],
+        "federation": ["messages", "coordinator", "network_coordinator", "control"],
+        "runs": ["folder", "loop", "network", "recipe", "parties", "site"],
+        "transport": ["memory", "nats", "keys"],
+        "cli": ["network", "status", "pages", "app"],
+        "flower": ["server"],
+        "tasks": ["instructions", "natural_instructions", "own"],
+        "reports": ["partition", "pages", "comparison", "live", "prometheus"],
+    }.items()
+    for name in [f"{room}.{one}".strip(".") for one in names]
+]
+
+
+@pytest.mark.long
+def test_the_coordinators_side_imports_neither_torch_nor_transformers():
+    """One process for all: what none of them brings, nobody does."""
+    code = f"""
+import importlib, sys
+for module in {LIGHT}:
+    importlib.import_module(module)
+    print(module, *({{'torch', 'transformers'}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == [*LIGHT, ""]
+
+
+def test_a_coordinator_runs_a_whole_round_without_torch():
+    """Updates are made by hand here; torch can't even be imported."""
+    code = """
+import sys
+sys.modules["torch"] = None  # any import of it fails
+import numpy as np
+from fedseed.federation.coordinator import Coordinator
+from fedseed.weights.layout import Layout, TensorEntry
+from fedseed.federation.messages import MessageKind, Message
+from fedseed.methods import Ferret
+from fedseed.methods.ferret import Coefficients
+
+method = Ferret(directions=4, blocks="one", basis="hadamard", seeds="shared", allocation="size")
+layout = Layout((TensorEntry("w", (10,), "float32"),), (0, 10))
+coordinator = Coordinator(method, layout, seed=1, examples=[5, 5, 5], per_round=2)
+for number in (1, 2):
+    for client in coordinator.open(number):
+        plan = method.decode_plan(coordinator.state, Message.decode(coordinator.plan(client)).payload)
+        update = Coefficients(plan.seed, (np.full(4, client + 1.0, dtype=np.float32),))
+        coordinator.receive(Message(MessageKind.UPDATE, method.code, number, client, update.encode()).encode(), client)
+    step = Message.decode(coordinator.close())
+assert len(step.payload) == 8 + 4 + 16
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "done", done.stderr
+
+
+# -- what a reader meets ---------------------------------------------------------------------------------------------
+
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def inherited(name, classes, seen=()):
+    """The names that a class' bases define; None: a base is another library's, and nobody here knows."""
+    found = set()
+    for base in (ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in classes[name].bases):
+        if base in ("ABC", "Protocol", "object", "Generic", "Exception", *seen):
             continue
-        assert not re.search(r"^\s*(?:import|from) torch", path.read_text(encoding="utf-8"), re.MULTILINE), path
+        above = inherited(base, classes, (*seen, name)) if base in classes else None
+        if above is None:
+            return None
+        found |= above | {node.name for node in classes[base].body if isinstance(node, FUNCTIONS)}
+    return found
+
+
+def undocumented(nodes):
+    """Public functions and classes without a docstring."""
+    for node in nodes:
+        if not isinstance(node, FUNCTIONS | ast.ClassDef) or node.name.startswith("_") or ast.get_docstring(node):
+            continue
+        if not any(ast.unparse(d).endswith(".setter") for d in node.decorator_list):
+            yield node
+
+
+def test_every_public_function_that_overrides_none_says_what_it_does():
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+    classes = {n.name: n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
+    missing = []
+    for path, tree in trees.items():
+        missing += [f"{path}: {node.name}" for node in undocumented(tree.body)]
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                above = inherited(node.name, classes)
+                inner = undocumented(n for n in node.body if isinstance(n, FUNCTIONS)) if above is not None else ()
+                missing += [f"{path}: {node.name}.{n.name}" for n in inner if n.name not in above]
+    assert missing == []

@@ -1,6 +1,6 @@
 """Every code block of README.md and docs/: it is right as far as can be said without running it.
 
-tests/test_pages.py runs them.
+tests/test_documents_run.py runs them.
 """
 
 import ast
@@ -23,40 +23,19 @@ from support.documents import LANGUAGES, ROOT, all_blocks, documents, fedseed_wo
 
 BLOCKS = all_blocks()
 SHELL = [block for block in BLOCKS if block.language in ("sh", "console")]
-KNOWN = {
-    "cd",
-    "ls",
-    "echo",
-    "pip",
-    "python",
-    "python3.11",
-    "make",
-    "apt-get",
-    "nats-server",
-    "curl",
-    "flwr",
-    "flower-superlink",
-    "flower-supernode",
-    "tensorboard",
-    ".",
-}
+KNOWN = {"cd", "ls", "echo", "pip", "python", "python3.11", "make", "apt-get", "nats-server", "curl", "tensorboard",
+         ".", "flwr", "flower-superlink", "flower-supernode"}  # fmt: skip
 ROOMS = ("methods", "tasks", "metrics", "rewards", "aggregation", "trackers", "transports")
 GROUPS = {f"fedseed.{room}" for room in ROOMS}
+ROOM_NAMES = {path.parent.name for path in (ROOT / "src" / "fedseed").glob("*/__init__.py")}
 FILES = {"examples/three-hospitals/run.sh"}
 
 # what the parts of recipes need to be whole; recipes, sweeps, sites' files and entry points are told by what they have
 WHOLE = {"rounds": 20, "method": {"name": "ferret", "training": {"learning_rate": 0.1}}}
 BESIDE = {  # page, what the part begins with
-    ("extending.md", "plugins = "): {},
     ("models.md", "[model]\nbase = \"my-llama\""): {"method": {"name": "fedit"}},
     ("models.md", "[method.training]"): {"method": {"name": "fedsgd"}},
     ("vision.md", "[model]"): {"task": {"name": "digits"}},
-    ("data.md", "[task]\nname"): {},
-    ("comparison.md", "[model.adapter]"): {},
-    ("memory.md", "[model]"): {},
-    ("memory.md", "[method]"): {},
-    ("models.md", "[model]\nbase = \"my-bert\""): {},
-    ("tracking.md", "[[tracking]]"): {},
 }  # fmt: skip
 
 
@@ -74,8 +53,9 @@ def test_each_block_says_what_it_is_and_none_is_only_indented():
 
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
-def test_command_lines_have_the_options_that_they_name(block):
+def test_command_lines_have_the_options_that_they_name(block, monkeypatch):
     """Also those that are not run."""
+    monkeypatch.setattr("fedseed.cli.common.load_plugin", str)  # of others there is only the name
     for line in block.commands:
         for words, _ in parts(line):
             rest = fedseed_words(words)
@@ -122,7 +102,8 @@ def test_tables_are_recipes_or_parts_of_them(block, tmp_path):
     elif "rounds" in data:
         assert read_recipe(file).rounds == data["rounds"]
     else:
-        [more] = [more for (page, start), more in BESIDE.items() if page == block.page and block.text.startswith(start)]
+        found = (more for (page, start), more in BESIDE.items() if page == block.page and block.text.startswith(start))
+        more = next(found, {})
         read = [data] if block.page != "models.md" or "training" not in data.get("method", {}) else split(data)
         for one in read:
             whole = merged(merged(WHOLE, more if one is read[-1] else {}), one)
@@ -161,7 +142,28 @@ def test_other_blocks_can_be_read():
             assert jinja2.Environment().parse(block.text).body
 
 
-def test_tests_that_reasons_name_are_there():
+def test_files_that_the_documents_name_are_there():
+    """Also those that a block's reason names for not being run."""
+    folders = "src|tests|docs|examples|scripts|benchmarks"
+    pattern = re.compile(rf"`((?:{folders}|{'|'.join(ROOM_NAMES)})/[\w./-]+\.(?:py|md|toml|sh))`")
+    named = [(path.name, name) for path in documents() for name in pattern.findall(path.read_text(encoding="utf-8"))]
     for block in BLOCKS:
-        for name in re.findall(r"\b(?:tests|docs|examples)/[\w/.-]+\w", block.reason or ""):
-            assert (ROOT / name).exists(), f"{block}: {name}"
+        named += [(block, name) for name in re.findall(r"\b(?:tests|docs|examples)/[\w/.-]+\w", block.reason or "")]
+    for where, name in named:
+        assert (ROOT / name).exists() or (ROOT / "src" / "fedseed" / name).exists(), f"{where}: {name}"
+
+
+def test_tests_that_the_documents_name_are_there():
+    tests = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    there = {name for text in tests.values() for name in re.findall(r"def (test_\w+)", text)}
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        assert set(re.findall(r"\btest_\w+\.py\b", text)) <= tests.keys(), path.name
+        assert set(re.findall(r"`(test_[a-z]+_[a-z]+_\w+)`", text)) <= there, path.name  # keys are shorter
+
+
+def test_architecture_lists_each_room_once():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = re.search(r"## Rooms\n.*?```text\n(.*?)```", text, re.DOTALL)[1]
+    listed = re.findall(r"(?:^  |  )(\w+)/", rooms, re.MULTILINE)
+    assert sorted(room for room in listed if room in ROOM_NAMES) == sorted(ROOM_NAMES)

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
@@ -20,6 +19,7 @@ from support import command, text_bases
 from support.documents import ROOT, blocks, documents, fedseed_words, parts
 from support.forked import fedseed_forked
 from support.instruction_files import write_lines
+from support.tiers import mark
 
 MINE = """rounds = 2
 [task]
@@ -37,32 +37,8 @@ every = 1
 max_new_tokens = 4
 """
 SHORT = ["rounds=1", "method.training.steps=2", "evaluation.rouge=false"]
-SMALL = [
-    *(
-        "rounds=6",
-        "evaluation.every=6",
-        "evaluation.rouge=false",
-        "task.clients=2",
-        "task.evaluation=2",
-        "task.unseen=1",
-    ),
-    *("federation.per_round=2", "method.training.steps=1", "method.directions=50"),
-]
-
-
-@dataclass(frozen=True)
-class Page:
-    """How a page is done.
-
-    Args:
-        before: puts into a folder what the page takes for granted, and returns where the reader is.
-        sets: what is set besides, by recipe.
-        run: runs a command's words.
-    """
-
-    before: object = lambda folder: folder
-    sets: dict = field(default_factory=dict)
-    run: object = command.fedseed
+SMALL = ["rounds=6", "evaluation.every=6", "evaluation.rouge=false", "task.clients=2", "task.evaluation=2",
+         "task.unseen=1", "federation.per_round=2", "method.training.steps=1", "method.directions=50"]  # fmt: skip
 
 
 def own(folder, recipe=MINE):
@@ -165,29 +141,28 @@ def rewards(folder):
     return folder
 
 
+# what puts into a folder what the page takes for granted, and returns where the reader is; what is set, by recipe
 PAGES = {
-    "README.md": Page(sets={"recipe.toml": SHORT}),
-    "api.md": Page(),
-    "choosing.md": Page(new, {"recipe.toml": ["rounds=1", *SHORT[1:]]}),
-    "commands.md": Page(commands, {"quickstart-ferret": SMALL}),
-    "data.md": Page(data, {"chats.toml": ["method.training.steps=1"]}),
-    "extending.md": Page(extending, run=fedseed_forked),
-    "federation.md": Page(federation),
-    "memory.md": Page(own),
-    "models.md": Page(models),
-    "privacy.md": Page(),
-    "reproduce.md": Page(),
-    "results.md": Page(results),
-    "rewards.md": Page(rewards, {"my.toml": ["rounds=2", "reward.max_new_tokens=4", "evaluation.max_new_tokens=4"]}),
-    "secure-sums.md": Page(),
-    "start.md": Page(sets={"recipe.toml": SHORT}),
-    "tracking.md": Page(tracking),
-    "vision.md": Page(sets={"digits-feedsign": ["rounds=2", "evaluation.every=2"]}),
-    "zeroth-order.md": Page(
-        sets={
-            "words-feedsign": ["rounds=2", "evaluation.every=2"],
-            "words-fedmezo": ["rounds=1", "method.steps=2"],
-        }
+    "README.md": (None, {"recipe.toml": SHORT}),
+    "api.md": (None, {}),
+    "choosing.md": (new, {"recipe.toml": ["rounds=1", *SHORT[1:]]}),
+    "commands.md": (commands, {"quickstart-ferret": SMALL}),
+    "data.md": (data, {"chats.toml": ["method.training.steps=1"]}),
+    "extending.md": (extending, {}),
+    "federation.md": (federation, {}),
+    "memory.md": (own, {}),
+    "models.md": (models, {}),
+    "privacy.md": (None, {}),
+    "reproduce.md": (None, {}),
+    "results.md": (results, {}),
+    "rewards.md": (rewards, {"my.toml": ["rounds=2", "reward.max_new_tokens=4", "evaluation.max_new_tokens=4"]}),
+    "secure-sums.md": (None, {}),
+    "start.md": (None, {"recipe.toml": SHORT}),
+    "tracking.md": (tracking, {}),
+    "vision.md": (None, {"digits-feedsign": ["rounds=2", "evaluation.every=2"]}),
+    "zeroth-order.md": (
+        None,
+        {"words-feedsign": ["rounds=2", "evaluation.every=2"], "words-fedmezo": ["rounds=1", "method.steps=2"]},
     ),
 }
 TO_DO = {
@@ -204,16 +179,17 @@ def test_every_page_with_something_to_do_is_done():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TO_DO, ids=lambda path: path.name)
 def test_the_page_word_by_word(path, tmp_path, monkeypatch, without_pictures):
-    page = PAGES[path.name]
-    monkeypatch.chdir(page.before(tmp_path))
+    before, sets = PAGES[path.name]
+    run = fedseed_forked if path.name == "extending.md" else command.fedseed  # plug-ins stay where they are loaded
+    monkeypatch.chdir(before(tmp_path) if before else tmp_path)
     for block in TO_DO[path]:
         if block.language == "python":
             exec(compile(block.text, str(block), "exec"), {"__name__": "block"})
         for line in block.commands if block.language != "python" else []:
-            do(line, block, page)
+            do(line, block, run, sets)
 
 
-def do(line, block, page):
+def do(line, block, run, sets):
     said = ""
     for words, piped in parts(line):
         rest = fedseed_words(words)
@@ -225,29 +201,18 @@ def do(line, block, page):
             said = words[1] + "\n"
         else:
             assert rest is not None, f"{block}: {words}"
-            finished = with_input(page, [*rest, *further(rest, page)], said if piped else None)
+            if rest[0] in ("run", "compare", "bench", "preview"):
+                pairs = next((sets[word] for word in rest if word in sets), [])
+                rest = [*rest, *(f"--set={pair}" for pair in pairs)]
+            with mock.patch.object(sys, "stdin", io.StringIO(said) if piped else sys.stdin):
+                finished = run(*rest, cwd=Path.cwd())
             printed = block.text.partition("\n")[2] if block.language == "console" else ""
             if printed.startswith("fedseed: "):
-                assert finished.returncode and one_line(finished.stderr) == one_line(printed), block
+                assert finished.returncode and finished.stderr.split() == printed.split(), block
             else:
                 assert finished.returncode == 0, f"{block}: {words}\n{finished.stderr}"
                 for part in printed.split("...\n"):
                     assert closer(part) in closer(finished.stdout), f"{block}\n{finished.stdout}"
-
-
-def with_input(page, words, said):
-    if said is None:
-        return page.run(*words, cwd=Path.cwd())
-    with mock.patch.object(sys, "stdin", io.StringIO(said)):
-        return page.run(*words, cwd=Path.cwd())
-
-
-def further(words, page):
-    """Settings that make it small."""
-    if words[0] not in ("run", "compare", "bench", "preview"):
-        return []
-    pairs = next((page.sets[word] for word in words if word in page.sets), [])
-    return [word for pair in pairs for word in ("--set", pair)]
 
 
 def closer(text):
@@ -255,5 +220,31 @@ def closer(text):
     return re.sub(r"\n\s*\n", "\n", text).strip()
 
 
-def one_line(text):
-    return " ".join(text.split())
+FORMS = {
+    "prompt": lambda i: {"prompt": f"say {i}:", "completion": f" {i}"},
+    "instruction": lambda i: {"instruction": f"Say {i}.", "output": f"{i}"},
+    "messages": lambda i: {"messages": [{"role": r, "content": f"{i}"} for r in ("user", "assistant")]},
+    "text": lambda i: {"text": f"number {i}", "label": ("odd", "even")[i % 2]},
+}
+
+
+@pytest.mark.parametrize("form", mark(FORMS, lambda form: form != "text"))
+def test_the_readmes_recipe_for_ones_own_data_runs(form, tmp_path):
+    text = next(block.text for block in blocks(ROOT / "README.md") if 'path = "my-data"' in block.text)
+    (tmp_path / "my.toml").write_text(text)
+    for n, name in enumerate(("anna", "bert", "cem")):
+        write_lines(tmp_path / "my-data" / f"{name}.jsonl", [FORMS[form](i + 10 * n) for i in range(6)])
+    quick = ["rounds=1", "method.training.steps=2", "evaluation.max_new_tokens=4"]
+    finished = done(tmp_path, "run", "my.toml", *(f"--set={pair}" for pair in quick))
+    assert "15 training, 0 validation and 3 held-out examples" in finished.stdout
+    assert {"text": "accuracy", "prompt": "Rouge-L"}.get(form, "held-out") in finished.stdout
+
+
+@pytest.mark.long
+def test_what_new_writes_learns_as_it_is(tmp_path):
+    done(tmp_path, "new", "demo")
+    again = command.fedseed("new", "demo", cwd=tmp_path)
+    assert again.returncode == 1 and "there already; choose another folder" in again.stderr
+    quick = ["--set=rounds=1", "--set=evaluation.rouge=false"]
+    summary = json.loads(done(tmp_path / "demo", "run", "recipe.toml", "--json", *quick).stdout)
+    assert summary["clients"] == 3 and summary["final"]["loss"] < 0.7 * summary["baseline"]["loss"]

@@ -24,27 +24,26 @@ QUICK = {
 QUICKER = ("method.training.steps=1", "evaluation.rouge=false")
 
 
+def make(folder, *words):
+    """Build a distribution, or both."""
+    pytest.importorskip("build", reason="the package `build` (extra dev) makes them")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Both, made of what git knows and what it does not ignore; the wheel is made of the source distribution."""
-    pytest.importorskip("build", reason="the package `build` (extra dev) makes them")
-    folder = tmp_path_factory.mktemp("dist")
-    words = ["-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    [wheel], [source] = folder.glob("*.whl"), folder.glob("*.tar.gz")
-    return wheel, source
+    folder = make(tmp_path_factory.mktemp("dist"), ROOT)
+    return *folder.glob("*.whl"), *folder.glob("*.tar.gz")
 
 
 @pytest.fixture(scope="module")
 def papers(tmp_path_factory):
     """The wheel of the second package."""
-    pytest.importorskip("build", reason="the package `build` (extra dev) makes it")
-    folder = tmp_path_factory.mktemp("papers")
-    words = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT / "papers")]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    [wheel] = folder.glob("*.whl")
+    [wheel] = make(tmp_path_factory.mktemp("papers"), "--wheel", ROOT / "papers").glob("*.whl")
     return wheel
 
 
@@ -65,18 +64,12 @@ def test_what_they_hold(built):
     wheel, source = built
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        said = Parser().parsestr(
-            archive.read(f"fedseed-{fedseed.__version__}.dist-info/METADATA").decode("utf-8")
-        )  # fmt: skip
-    for name in packaged_recipes():
-        assert f"fedseed/recipes/{name}.toml" in names
+        said = Parser().parsestr(archive.read(f"fedseed-{fedseed.__version__}.dist-info/METADATA").decode("utf-8"))
+    assert {f"fedseed/recipes/{name}.toml" for name in packaged_recipes()} <= names
     assert {"fedseed/py.typed", "fedseed/base/small/model.safetensors", "fedseed/cli/template/recipe.toml"} <= names
     assert not {name for name in names if name.startswith(("tests/", "docs/"))}
-    assert said["Version"] == fedseed.__version__ and said["Author"] and said["License-Expression"] == "Apache-2.0"
-    assert said["Description-Content-Type"] == "text/markdown" and said.get_payload().startswith("# fedseed")
-    assert "Programming Language :: Python :: 3.11" in said.get_all("Classifier")
+    assert said["Version"] == fedseed.__version__ and said["License-Expression"] == "Apache-2.0"
     assert {"train", "docs", "trackers", "hub"} <= set(said.get_all("Provides-Extra"))
-    assert said.get_all("Project-URL") is None  # there is no address yet that stays
     with tarfile.open(source) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert {"README.md", "CITATION.cff", "LICENSE", "docs/start.md", "mkdocs.yml", "tests/test_packages.py"} <= inside
@@ -84,10 +77,8 @@ def test_what_they_hold(built):
 
 
 def test_the_citation_is_of_this_version():
-    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    said = dict(re.findall(r"^(\w[\w-]*): +(.+)$", text, re.MULTILINE))
-    assert said["cff-version"] == "1.2.0" and said["version"] == fedseed.__version__ and said["license"] == "Apache-2.0"
-    assert said["title"].startswith('"fedseed') and "message" in said
+    said = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert {f"version: {fedseed.__version__}", "license: Apache-2.0"} <= set(said)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import pytest
 
 import fedseed
+from fedseed import metrics
 from fedseed import registry as registries
 from fedseed.errors import RecipeError
 from fedseed.extension import REGISTRIES
@@ -37,7 +38,7 @@ def put_back(monkeypatch):
     for registry in REGISTRIES.values():
         registry.names()  # what is looked for when first needed is there: it must not be put away with the rest
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-        monkeypatch.setattr(registry, "_broken", list(registry._broken))
+        monkeypatch.setattr(registry, "_broken", dict(registry._broken))
 
 
 @pytest.fixture
@@ -78,9 +79,9 @@ def test_a_broken_entry_point_is_told_of_to_those_who_ask_for_it_only(monkeypatc
     assert registry.find("bad") is None
     assert "bad" not in registry.unknown("nobody")
     assert "entry point of an installed package can't be loaded: ZeroDivisionError: division" in registry.unknown("bad")
-    reasons = {broken.name: broken.reason for broken in registry.broken()}
+    reasons = registry.broken()
     assert "taken by fedseed itself" in reasons["one"] and "code 2 is that of two" in reasons["clash"]
-    assert registry.is_broken("bad") and not registry.is_broken("good")
+    assert set(reasons) == {"bad", "one", "clash"}
 
 
 def test_threads_see_all_entry_points_or_wait(monkeypatch):
@@ -194,8 +195,11 @@ def test_a_cell_of_a_notebook_may_run_twice():
         fedseed.register_method(method(name_="another"))
 
 
-def test_names_of_metrics_and_transports():
-    assert fedseed.register_metric("length", len) is len and REGISTRIES["metrics"].find("length") is len
+def test_names_of_metrics_and_transports(monkeypatch):
+    monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
+    declared = metrics.Metric("length", "letters", better="down")
+    assert fedseed.register_metric("length", len, declared) is len and REGISTRIES["metrics"].find("length") is len
+    assert metrics.metric_title("length") == "held-out letters" and metrics.lower_is_better("unseen_length")
     for name, text in (("Length!", "small letters"), ("loss", "fedseed uses the name itself"), ("f1", "is taken")):
         with pytest.raises(RecipeError, match=text):
             fedseed.register_metric(name, print)

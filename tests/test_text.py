@@ -17,7 +17,7 @@ from rich.table import Table
 from fedseed import FeedSign
 from fedseed.orbit import Header, OrbitWriter
 from fedseed.orbit.card import Facts, card
-from fedseed.reports.screen import Screen
+from fedseed.reports.progress import Screen
 from fedseed.text import clean, shown
 from fedseed.weights.layout import Layout, TensorEntry
 from support.command import fedseed

@@ -39,7 +39,7 @@ class Appender:
                 sync_folder(path.parent)
 
     def append(self, data: bytes, sync: bool = True) -> None:
-        """Write at the end, on disk before this returns.
+        """Writes at the end, on disk before this returns.
 
         Args:
             data: what to write.
@@ -64,12 +64,12 @@ class Appender:
         self.size = at
 
     def sync(self) -> None:
-        """Bring everything to the disk."""
+        """Brings everything to the disk."""
         with _explained(self.path):
             os.fsync(self.handle)
 
     def cut(self, size: int) -> None:
-        """Drop everything after the first `size` bytes."""
+        """Drops everything after the first `size` bytes."""
         if size < self.size:
             with _explained(self.path):
                 os.ftruncate(self.handle, size)
@@ -77,7 +77,7 @@ class Appender:
             self.size = size
 
     def close(self) -> None:
-        """Close the file; again is fine."""
+        """Closes the file; may be called more than once."""
         if self.handle >= 0:
             os.close(self.handle)
             self.handle = -1
@@ -118,7 +118,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove temporary files of processes that were killed while they wrote `path`."""
+    """Removes temporary files of processes that were killed while they wrote `path`."""
     with os.scandir(path.parent) as entries:
         begun, end = f"{path.stem}.", f".part{path.suffix}"
         length = len(begun) + 2 * TOKEN_BYTES + len(end)
@@ -134,18 +134,18 @@ def _remove_left(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is either whole, or as it was before."""
+    """Writes a file so that it is either whole, or as it was before."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def append_to(path: str, flags: int) -> int:
-    """An `opener` for `open`: a link is not followed."""
+    """Opens a file for `open`, as its `opener`, and follows no link."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def sync_folder(path: Path) -> None:
-    """Bring a folder's list of files to the disk."""
+    """Brings a folder's list of files to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -6,11 +6,12 @@ if the thing can't be of its kind, or if its name is taken.
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fedseed import aggregation, methods, tasks, tracking, transport
 from fedseed.errors import RecipeError
-from fedseed.metrics import Metric
+from fedseed.metrics import Metric, declare
 from fedseed.registry import Registry, name_of
 from fedseed.tasks import metrics, rewards
 from fedseed.tasks.metrics import Score
@@ -58,6 +59,8 @@ def register_metric(name: str, function: Score, declared: Metric | None = None) 
         declared: how it is called, compared and shown; by default by its name, and more is better.
     """
     _named("metrics", name, function, r"[a-z][a-z0-9_]*", "a name of small letters, digits and _ is expected")
+    if declared is not None:
+        declare(replace(declared, name=name))
     return function
 
 

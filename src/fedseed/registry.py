@@ -32,6 +32,7 @@ from fedseed.errors import RecipeError, did_you_mean
 
 T = TypeVar("T")
 BUILT_IN = "built in"
+INCIDENTAL = "incidental"  # marks a setting that is not what a run is: runs that differ in it only are the same run
 COMMANDS = "fedseed.commands"  # entry points of packages that add commands, such as fedseed-papers
 
 _loading: ContextVar[str | None] = ContextVar("loading", default=None)  # the plug-in whose code runs just now
@@ -46,17 +47,6 @@ class Entry(NamedTuple, Generic[T]):
     name: str
     thing: T
     origin: str  # "built in", a package with its version, or a file
-
-
-class Broken(NamedTuple):
-    """An entry point that can't be used: what it wants to be called, its package, and why it can't."""
-
-    name: str
-    origin: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name} of {self.origin} can't be loaded: {self.reason}"
 
 
 class Registry(Generic[T]):
@@ -90,7 +80,7 @@ class Registry(Generic[T]):
         self._advice = advice
         self._reserved = tuple(reserved)
         self._entries: dict[str, Entry[T]] = {}
-        self._broken: list[Broken] = []
+        self._broken: dict[str, str] = {}
         self._complete = False  # whether entry points have been looked at
         self._later = own if callable(own) else None
         for name, thing in () if callable(own) else own:
@@ -98,7 +88,7 @@ class Registry(Generic[T]):
         _registries.append(self)
 
     def add(self, name: str, thing: T, origin: str | None = None) -> None:
-        """Add something of others. Adding again from the same place replaces it: a notebook's cell may be run twice.
+        """Adds something of others. Adding it again from the same place replaces it: a notebook's cell may run twice.
 
         Args:
             name: what recipes will call it.
@@ -155,16 +145,11 @@ class Registry(Generic[T]):
 
     def unknown(self, name: object) -> str:
         """Says why there is nothing of a name: what there is instead, or why an entry point could not be loaded."""
-        for broken in self.broken():
-            if broken.name == name:
-                return f"the entry point of {broken.origin} can't be loaded: {broken.reason}"
+        if isinstance(name, str) and name in self.broken():
+            return self._broken[name]
         names = self.names()
         question = did_you_mean(name, names)
         return f"{question}choose one of {', '.join(names)}, or give the file of your own with --plugin"
-
-    def is_broken(self, name: object) -> bool:
-        """Whether an entry point of this name could not be loaded."""
-        return any(broken.name == name for broken in self.broken())
 
     def entries(self) -> list[Entry[T]]:
         """Returns all there are, the package's own first."""
@@ -175,10 +160,10 @@ class Registry(Generic[T]):
         """Returns all names."""
         return [entry.name for entry in self.entries()]
 
-    def broken(self) -> Sequence[Broken]:
-        """Returns the entry points that can't be used."""
+    def broken(self) -> Mapping[str, str]:
+        """Returns why an entry point can't be used, by its name."""
         self._load_entry_points()
-        return tuple(self._broken)
+        return self._broken
 
     def origin(self, name: str) -> str:
         """Returns where something came from. Raises KeyError."""
@@ -207,16 +192,11 @@ class Registry(Generic[T]):
                         raise ValueError(f"it calls itself {own_name!r}: entry point and name must be the same")
                     self._add(Entry(point.name, thing, origin))
                 except Exception as error:  # whatever others do on import must not break a run that needs none of it
-                    self._broken.append(Broken(point.name, origin, one_line(error)))
-
-    def _without(self, origin: str, before: Mapping[str, Entry[T]]) -> None:
-        """Take back what a plug-in has added or replaced since `before`."""
-        others = {name: entry for name, entry in self._entries.items() if entry.origin != origin}
-        self._entries = {**others, **before}
+                    self._broken[point.name] = f"the entry point of {origin} can't be loaded: {one_line(error)}"
 
 
 def classes_in(package: str, base: type) -> list[Any]:
-    """The classes of a package that can be used in place of `base`: a file in the package is enough to be found.
+    """Returns a package's classes that can be used in place of `base`: a file in the package is enough to be found.
 
     Args:
         package: its name; all its modules are imported, in alphabetical order.
@@ -232,13 +212,13 @@ def classes_in(package: str, base: type) -> list[Any]:
 
 
 def name_of(thing: Any) -> str | None:
-    """The name that a class of settings gives itself, in its field `name`; None for anything else."""
+    """Returns the name that a class of settings gives itself, in its field `name`; None for anything else."""
     field = getattr(thing, "model_fields", {}).get("name")
     return None if field is None else str(field.default)
 
 
 def check_class(thing: Any, base: type) -> None:
-    """Check a class of settings of others: what every registry of such classes wants.
+    """Checks what every registry wants of a class of settings that others have written.
 
     Raises:
         TypeError: no class that can be used in place of `base`.
@@ -259,12 +239,13 @@ def check_class(thing: Any, base: type) -> None:
 # -- plug-ins ----------------------------------------------------------------------------------------------------------
 
 
-def load_plugin(source: str | Path, where: str = "--plugin") -> str:
-    """Run a plug-in's code, once: a Python file, or a module by its name.
+def load_plugin(source: str | Path, where: str = "--plugin", registers: bool = True) -> str:
+    """Runs a plug-in's code, once: a Python file, or a module by its name.
 
     Args:
         source: a path that ends with .py, or a module's name such as "my_package.methods".
         where: what errors call the place that asked for it.
+        registers: whether code that registers nothing is an error.
 
     Returns:
         What it is known by: the absolute path, or the module's name.
@@ -272,57 +253,51 @@ def load_plugin(source: str | Path, where: str = "--plugin") -> str:
     Raises:
         RecipeError: it can't be found or run, or registers nothing. Nothing of it is left then.
     """
+    name = resolve(source)
+    is_file = name.endswith(".py")
     with _lock:
-        return _load_plugin(source, resolve(source), where)
+        try:
+            digest = hashlib.sha256(Path(name).read_bytes()).hexdigest() if is_file else ""
+        except OSError as error:
+            raise RecipeError(f"{where} {source}: can't be read: {error.strerror}") from error
+        if _loaded.get(name) == digest:
+            return name
+        before = [(registry, dict(registry._entries)) for registry in _registries]
+        fresh = is_file or name not in sys.modules
+        try:
+            with _as(name):
+                if is_file:
+                    _run_file(Path(name))
+                else:
+                    importlib.import_module(name)
+        except Exception as error:
+            for registry, entries in before:  # what the plug-in has added or replaced is taken back
+                others = {key: entry for key, entry in registry._entries.items() if entry.origin != name}
+                registry._entries = {**others, **entries}
+            reason = str(error) if isinstance(error, RecipeError) else one_line(error)
+            hint = ""
+            if isinstance(error, ModuleNotFoundError) and not is_file and name.startswith(f"{error.name}"):
+                hint = "; a file is named by its path, with .py at its end"
+            raise RecipeError(f"{where} {source}: {reason}{hint}") from error
+        added = any(entry.origin == name for registry in _registries for entry in registry._entries.values())
+        if fresh and registers and not added:
+            raise RecipeError(
+                f"{where} {source}: registers nothing; call fedseed.register_method, register_task, register_metric, "
+                "register_aggregation, register_reward, register_tracker or register_transport in it"
+            )
+        _loaded[name] = digest
+        return name
 
 
 def load_module(source: str | Path, where: str) -> ModuleType:
-    """Run a file's or module's code as `load_plugin` does; it need not register anything.
-
-    Raises:
-        RecipeError: it can't be found or run.
-    """
+    """Returns a file or module whose code has been run as `load_plugin` does; it need not register anything."""
     with _lock:
-        name = _load_plugin(source, resolve(source), where, registers=False)
+        name = load_plugin(source, where, registers=False)
         return sys.modules[_module_name(Path(name)) if name.endswith(".py") else name]
 
 
-def _load_plugin(source: str | Path, name: str, where: str, registers: bool = True) -> str:
-    is_file = name.endswith(".py")
-    try:
-        digest = hashlib.sha256(Path(name).read_bytes()).hexdigest() if is_file else ""
-    except OSError as error:
-        raise RecipeError(f"{where} {source}: can't be read: {error.strerror}") from error
-    if _loaded.get(name) == digest:
-        return name
-    before = [(registry, dict(registry._entries)) for registry in _registries]
-    fresh = is_file or name not in sys.modules
-    try:
-        with _as(name):
-            if is_file:
-                _run_file(Path(name))
-            else:
-                importlib.import_module(name)
-    except Exception as error:
-        for registry, entries in before:
-            registry._without(name, entries)
-        reason = str(error) if isinstance(error, RecipeError) else one_line(error)
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and not is_file and name.startswith(f"{error.name}"):
-            hint = "; a file is named by its path, with .py at its end"
-        raise RecipeError(f"{where} {source}: {reason}{hint}") from error
-    added = any(entry.origin == name for registry in _registries for entry in registry._entries.values())
-    if fresh and registers and not added:
-        raise RecipeError(
-            f"{where} {source}: registers nothing; call fedseed.register_method, register_task, register_metric, "
-            "register_aggregation, register_reward, register_tracker or register_transport in it"
-        )
-    _loaded[name] = digest
-    return name
-
-
 def resolve(source: str | Path, folder: Path | None = None) -> str:
-    """What a plug-in is known by: a file's absolute path, or a module's name.
+    """Returns what a plug-in is known by: a file's absolute path, or a module's name.
 
     Args:
         source: as it was written.
@@ -336,12 +311,12 @@ def resolve(source: str | Path, folder: Path | None = None) -> str:
 
 
 def is_loaded(name: str) -> bool:
-    """Whether a plug-in, as `resolve` names it, has run."""
+    """Returns whether a plug-in, as `resolve` names it, has run."""
     return name in _loaded
 
 
 def _module_name(path: Path) -> str:
-    """A name of its own: two files called my_method.py are two modules."""
+    """Returns a name that no other file has: two files called my_method.py are two modules."""
     return f"fedseed_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
@@ -361,7 +336,7 @@ def _run_file(path: Path) -> None:
 
 @contextmanager
 def _as(origin: str) -> Iterator[None]:
-    """Whatever is registered inside comes from here."""
+    """Marks whatever is registered inside as coming from `origin`."""
     token = _loading.set(origin)
     try:
         yield
@@ -370,6 +345,6 @@ def _as(origin: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line, with its type."""
+    """Returns an error in one line, with its type."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return " ".join(text.split())

@@ -1,19 +1,21 @@
 """Text from elsewhere (a file, a message, a name), as a terminal may be shown it."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
-# what a terminal obeys: control characters but for tab and line feed, and what turns a line round
+# what a terminal obeys: control characters but for tab and line feed, and what reverses a line's direction
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 MOST = 200  # characters of a peer's or a file's text in one message
 
 
 def clean(text: str) -> str:
-    """The text with every character that a terminal would obey written as its code: backslash x1b for an escape."""
+    """Returns the text with each character that a terminal would obey as its code: backslash x1b for an escape."""
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def shown(text: object, limit: int = MOST) -> str:
-    """Somebody else's text for a message: one line, cleaned, not long.
+    """Returns somebody else's text as a message may hold it: one line, cleaned, not long.
 
     Args:
         text: anything; no more of it than is shown is looked at.
@@ -22,3 +24,22 @@ def shown(text: object, limit: int = MOST) -> str:
     whole = text if isinstance(text, str) else str(text)
     line = clean(" ".join(whole[: 4 * limit].split()))
     return line if len(line) <= limit and len(whole) <= 4 * limit else line[: limit - 3] + "..."
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Returns what to sort a name by, for the order in which people count: client-2 before client-10."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (1 << 62, part) for part in parts if part]
+
+
+def flat(table: Mapping[str, Any], head: str = "") -> dict[str, Any]:
+    """Returns nested tables as one with dotted keys: {"method": {"name": "ferret"}} becomes {"method.name": "ferret"}.
+
+    Args:
+        table: the tables.
+        head: what each key begins with.
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found.update(flat(value, f"{head}{key}.") if isinstance(value, Mapping) else {f"{head}{key}": value})
+    return found

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedseed.aggregation.weighting import claims, client_weights
+from fedseed.aggregation.base import claims, client_weights
 
 EXAMPLES, TERMS = [30, 10, 0], [0, 5, 15]
 

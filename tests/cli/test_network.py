@@ -154,6 +154,7 @@ def test_a_run_by_its_commands(recipe, shared_server, tmp_path, fedseed, without
     assert code == 1 and "method.batch" in said
 
 
+@pytest.mark.slow
 def test_an_adapters_run_by_its_commands(recipe, shared_server, tmp_path, without_torch):
     """FedIT: what travels is the adapter, as weights, and the coordinator averages it without torch or peft."""
     method = 'name = "fedit"\n[method.training]\nlearning_rate = 0.01\nsteps = 2\nbatch = 2\naccumulation = 1'

@@ -9,7 +9,6 @@ import urllib.request
 
 import pytest
 
-from fedseed.transport import nats_connection
 from support.command import fedseed
 from support.page import Page
 from support.problem import Problem
@@ -60,7 +59,7 @@ def test_what_is_wrong_is_said(runs, tmp_path):
         assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_plain_comparison_keeps_its_tables(tmp_path):
     """The runs of two recipes; they are finished the second time, so only tables are made."""
     quick = ["rounds=1", "federation.per_round=1", "method.training.steps=1", "task.evaluation=1", "task.unseen=1",
@@ -99,10 +98,3 @@ def test_a_run_is_watched_in_a_browser_until_ctrl_c(runs):
             assert digest(runs / "first") in Page(answer.read().decode()).text
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0
-
-
-@pytest.mark.long
-def test_a_server_that_is_not_there_is_named_at_once(monkeypatch):
-    monkeypatch.setattr(nats_connection, "CONNECT_SECONDS", 1)
-    done = fedseed("watch", "run", "--nats", "nats://127.0.0.1:9", "--port", "0")
-    assert done.returncode == 1 and "127.0.0.1:9" in done.stderr and done.stderr.count("\n") == 1

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fedseed.reports.preview import tokens_text
+from fedseed.cli.preview import tokens_text
 from fedseed.runs.preview import Piece
 from support.chat_bases import chat_base
 from support.command import fedseed

@@ -10,8 +10,7 @@ import torch
 
 from fedseed.errors import RecipeError
 from fedseed.experiments import bench
-from fedseed.experiments.bench import FEW_STEPS, cost_table, fits, measure, shortened
-from fedseed.experiments.reckoning import averages_of, reckon
+from fedseed.experiments.bench import FEW_STEPS, averages_of, cost_table, fits, measure, reckon, shortened
 from fedseed.methods import FeedSign, Ferret
 from fedseed.models.loading import locate
 from fedseed.reports.tables import human_seconds

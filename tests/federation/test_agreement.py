@@ -1,9 +1,6 @@
 """What the run is about is what most clients say, whoever comes first; and base weights are theirs."""
 
 import asyncio
-import base64
-import json
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,23 +9,16 @@ import torch
 
 from fedseed import FedAvg, ParameterSpace
 from fedseed.errors import RecipeError
-from fedseed.federation.base_weights import BaseWeights
-from fedseed.federation.control import Attach, Hello
-from fedseed.federation.membership import Roster
-from fedseed.federation.messages import Message, MessageKind
-from fedseed.federation.reception import Reception
-from fedseed.federation.session import CoordinatorSettings, Rejected, Session
+from fedseed.federation.control import Attach
 from fedseed.orbit import Header
-from fedseed.orbit.file import begin
-from fedseed.reports.progress import Silent
-from fedseed.transport.memory import Hub
 from fedseed.weights.dense_digest import dense_digest
 from fedseed.weights.layout import Layout, TensorEntry
+from support.reception import LAYOUT
+from support.reception import Talk as Reception
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
 NAMES = ("a", "b", "c", "d", "e")
-LAYOUT = Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16))
 OTHER = Layout((TensorEntry("v", (2, 4), "float32"),), (0, 8))
 HONEST = Header("small", "ab" * 16, "float32", LAYOUT, FedAvg(), 0)
 WEIGHTS = np.arange(16, dtype="<f4").tobytes()
@@ -41,42 +31,25 @@ LIES = {
 }
 
 
-class Talk:
-    """A coordinator that waits for its clients, asked without a network."""
+class Talk(Reception):
+    """A coordinator that waits for its clients."""
+
+    method = FedAvg()
 
     def __init__(self, names=NAMES, **settings):
-        self.settings = CoordinatorSettings(dead_after=1000.0, names=names, **settings)
-        self.refused = []
+        super().__init__(names=names, **settings)
 
     async def __aenter__(self):
-        end = await Hub().transport("run").coordinator()
-        self.rejected = Rejected(Silent(), "run")
-        session = Session(end, self.settings, Silent(), self.rejected)
-        self.roster = Roster(1000.0, self.settings.names, self.settings.enrols)
-        self.base = BaseWeights(session, True)
-        self.reception = Reception(session, self.roster, FedAvg(), 0, self.base)
+        await self.start()
         self.assembling = asyncio.create_task(self.reception.assemble())
         return self
 
     async def __aexit__(self, *_):
         self.assembling.cancel()
 
-    async def hello(self, name, header=HONEST, begins=BEGINS, weights=None, names=None):
-        """A process of one client comes; what it is told."""
+    async def hello(self, name, begins=BEGINS, names=None, **more):
         self.reception.attach(name, Attach(client=name, host=name, examples=3))
-        about = {"host": name, "header": base64.b64encode(begin(header)).decode(), "names": names or [name], "at": 0,
-                 "time": time.time(), "begins": begins, **({} if names else {"names_matter": False})}  # fmt: skip
-        if weights is not None:
-            frame = Message(MessageKind.STEP, FedAvg.code, 0, 0, b"").encode()
-            about["weights"] = base64.b64encode(frame + weights).decode()
-        told = json.loads(await self.reception.hello(name, Hello(**about), self.rejected.add))
-        await self.settle()
-        return told
-
-    async def settle(self):
-        """Let the start look at what has come."""
-        for _ in range(20):
-            await asyncio.sleep(0)
+        return await super().hello(names or [name], not names, attach=False, host=name, begins=begins, **more)
 
 
 def run(talk):

@@ -3,13 +3,11 @@
 import json
 import math
 import threading
-import urllib.request
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 
 from fedseed import Orbit, ParameterSpace
 from fedseed.federation.control import LINE_FIELDS
@@ -18,33 +16,22 @@ from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.worker import Worker
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.progress import Silent
-from fedseed.reports.prometheus import Exporter
 from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryClient, MemoryEnd
+from support import problem as problems
 from support.heard import Heard
 from support.network import repeats
-from support.problem import Problem
+from support.problem import STEPS, Problem
 from support.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("quickly")
 
-TRAINING = {"learning_rate": 0.3, "batch": 8, "accumulation": 2, "steps": 5}
 METHODS = {
-    "ferret": {"name": "ferret", "directions": 300, "basis": "hadamard", "blocks": "one", "seeds": "shared",
-               "allocation": "previous", "training": TRAINING},
-    "feedsign": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8},
-    "fedkseed-pro": {"name": "fedkseed", "basis": "hadamard", "basis_size": 64, "candidates": 64, "steps": 6,
-                     "learning_rate": 1e-2, "scale": 1e-3, "batch": 8, "importance": True},
-    "zo-fedsgd": {"name": "zo-fedsgd", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8},
-    "fedavg": {"name": "fedavg", "global_rate": 1.5, "training": TRAINING},
-    "fedadam": {"name": "fedavg", "server": "adam", "global_rate": 0.01, "training": TRAINING},
-    "fedsgd": {"name": "fedsgd", "learning_rate": 0.1, "batch": 8},
-    "topk": {"name": "topk", "share": 0.1, "training": TRAINING},
-    "sign": {"name": "sign", "training": TRAINING},
-    "fedmezo": {"name": "fedmezo", "travel": "tensors", "personal": "update", "steps": 4, "learning_rate": 1e-2,
-                "batch": 8},
+    **problems.METHODS,
+    "topk": {"name": "topk", "share": 0.1, "training": STEPS},
+    "sign": {"name": "sign", "training": STEPS},
     "fedkseed-cosine": {"name": "fedkseed", "candidates": 64, "steps": 6, "learning_rate": 1e-2, "batch": 8,
                         "schedule": {"kind": "cosine", "warmup": 2}},
 }  # fmt: skip
@@ -62,18 +49,6 @@ def recipe(method, **more):
             **more,
         }
     )
-
-
-class Reached(Silent):
-    """Does something when a client has reached a step."""
-
-    def __init__(self, number, act):
-        self.number, self.act = number, act
-
-    def advance(self, number):
-        if number >= self.number and self.act is not None:
-            act, self.act = self.act, None
-            act()
 
 
 class Failing(Silent):
@@ -206,49 +181,6 @@ def test_what_is_out_of_all_proportion_is_left_out_as_in_one_process(liars, prob
         assert all("bounds.proportion = 50" in reason for reason in counted) and sum(counted.values()) == 6
 
 
-class Scraping(Silent):
-    """Reads a coordinator's figures for Prometheus whenever a round is over, from another thread than it works in."""
-
-    def __init__(self, exporter):
-        self.exporter, self.seen, self.threads = exporter, [], []
-
-    def read(self):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.exporter.port}/metrics") as answer:
-            families = list(text_string_to_metric_families(answer.read().decode()))
-        self.seen.append({s.name: s.value for family in families for s in family.samples})
-
-    def note(self, text):
-        self.round({})
-
-    def round(self, line):
-        self.threads.append(threading.Thread(target=self.read))
-        self.threads[-1].start()
-
-
-@pytest.mark.long
-def test_prometheus_is_told_of_a_run(problem, tmp_path):
-    """Also while the coordinator is busy, and without disturbing it."""
-    checked, hub = recipe("ferret"), Hub()
-    clients, exporter = Clients(checked, hub, problem), Exporter(0)
-    clients.host("client-*")
-    scraping = Scraping(exporter)
-    try:
-        result = coordinate(
-            checked, "run", hub.transport("run"), tmp_path / "run", progress=scraping, exporter=exporter
-        )
-        clients.wait()
-        scraping.round({})
-        for thread in scraping.threads:
-            thread.join()
-    finally:
-        exporter.close()
-    assert len(scraping.seen) >= 8 and all("fedseed_rounds_done_total" in seen for seen in scraping.seen)
-    last = max(scraping.seen, key=lambda seen: seen["fedseed_rounds_done_total"])
-    assert last["fedseed_rounds_done_total"] == 6 and last["fedseed_clients"] == 5
-    sent = sum(line["bytes_up"] * line["taking_part"] for line in result.metrics[1:])
-    assert {seen["fedseed_payload_bytes_total"] for seen in scraping.seen} >= {0.0} and sent > 0
-
-
 class Validated(Problem):
     """With validation examples, that a network's client evaluates on."""
 
@@ -260,7 +192,7 @@ class Validated(Problem):
 def test_a_run_stops_early_where_one_process_does(name, tmp_path):
     """Rates far below a weight's last place bring no better loss. One coordinator fails just before the end."""
     problem, hub = Validated(), Hub()
-    changed = {"training": {**TRAINING, "learning_rate": 1e-30}} if name == "ferret" else {"learning_rate": 1e-30}
+    changed = {"training": {**STEPS, "learning_rate": 1e-30}} if name == "ferret" else {"learning_rate": 1e-30}
     method = METHODS[name] | changed
     checked = recipe(name, rounds=9, stopping={"patience": 2})
     checked = Recipe.model_validate(checked.model_dump(exclude_none=True) | {"method": method})
@@ -302,24 +234,6 @@ def test_weights_are_hashed_as_the_recipe_says(method, problem, tmp_path, in_pro
         assert orbit.replay(problem.model(), check_all=True) == result.summary["weights_digest"]
 
 
-@pytest.mark.long
-def test_a_client_that_is_cut_off_for_a_while(problem, tmp_path, in_process):
-    """It misses plans and calls, and catches up from the log."""
-    checked, hub = recipe("feedsign", rounds=30, federation={"minimum": 5}), Hub()
-    expected = in_process(problem, checked.model_dump(exclude_none=True))
-    clients = Clients(checked, hub, problem)
-
-    def interrupt():
-        end = clients.clients["client-2",].replica.end
-        end.cut()
-        threading.Timer(0.3, end.heal).start()
-
-    clients.host("client-[0134]")
-    clients.host("client-2", progress=Reached(9, interrupt))
-    result = clients.coordinate(tmp_path / "run")
-    assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
-
-
 def test_a_coordinator_that_is_taken_over(problem, tmp_path, in_process):
     """One that fails in a round is followed by another, which goes on from the log."""
     checked, hub = recipe("ferret"), Hub()
@@ -337,7 +251,7 @@ def test_a_coordinator_that_is_taken_over(problem, tmp_path, in_process):
 def test_whoever_takes_part_hears_how_much_16_bit_weights_lose(small_steps, make_problem, tmp_path, in_process):
     """The coordinator, whose file has the share of one process' run, and each client's process; once."""
     problem = make_problem(torch.bfloat16)
-    training = {**TRAINING, "learning_rate": 2e-3, "small_steps": small_steps}
+    training = {**STEPS, "learning_rate": 2e-3, "small_steps": small_steps}
     settings = {"name": "fedavg", "training": training}
     checked = Recipe.model_validate({**recipe("fedavg").model_dump(exclude_none=True), "method": settings})
     expected = in_process(problem, checked.model_dump(exclude_none=True))

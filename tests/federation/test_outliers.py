@@ -50,15 +50,6 @@ def test_what_none_can_have_measured_is_no_part_of_the_median():
     assert list(refused([1.0, 1.0, 1.0, inf], [1, 20, 1, 1])) == [3, 1]
 
 
-def test_what_a_client_is_told():
-    told = refused([2.0, 2.0, 2.0, 5e5, inf], [1, 20, 1, 1, 1])
-    assert told == {
-        1: "it claims more than 10 times the examples or terms of others (bounds.claims)",
-        3: "out of all proportion: 1e+05 times the median of its round (bounds.proportion = 10)",
-        4: "larger than 1e+06, which no honest update is",
-    }
-
-
 def last(*sizes, bounds=TEN):
     steps = LastSteps(bounds)
     for size in sizes:

@@ -1,9 +1,6 @@
-import json
 import random
-import struct
 from functools import partial
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,12 +78,3 @@ def test_mutations_are_read_or_refused():
         refused += sum(not tried(reader, bytes(data)) for reader in READERS)
         assert tried(Message.decode, bytes(data)) == (bytes(data) == MESSAGE)  # no damage is overlooked
     assert refused > 20_000
-
-
-@pytest.mark.parametrize(
-    "about", [{}, {"names": ["a"]}, {"epoch": 7, "names": ["a"]}, {"epoch": "x"}, {"epoch": "x", "names": [["a"]]}]
-)
-def test_a_logs_header_says_epoch_and_names(about):
-    text = json.dumps(about).encode()
-    with pytest.raises(MessageError, match=r"epoch|names"):
-        wire.read_header(wire.Entry("H", struct.pack("<I", len(text)) + text + b"orbit" + LINK))

@@ -1,7 +1,7 @@
 import json
 
 from fedseed.federation import session as rejected
-from fedseed.federation.membership import Membership, Roster
+from fedseed.federation.membership import Roster
 from fedseed.federation.session import Rejected
 from fedseed.reports.progress import Silent
 from support.heard import Heard
@@ -26,7 +26,7 @@ def test_all_are_counted_in_bounded_memory_and_the_first_are_told(monkeypatch):
 
 
 def test_who_is_there():
-    membership = Membership(dead_after=60)
+    membership = Roster(dead_after=60)
     membership.attach("b", "a")
     assert membership.clients() == [] and membership.host_of("b") == "a" and membership.host_of("c") == "c"
     membership.hello("a", 7)
@@ -43,9 +43,9 @@ def test_a_roster_numbers_its_clients():
     assert roster.wanted(None) == 0 and roster.wanted(3) == 3  # not known yet
     roster.name(["a", "b", "c"])
     assert roster.wanted(None) == 3 and roster.wanted(2) == 2 and roster.wanted(9) == 9  # refused elsewhere
-    roster.membership.hello("b", 0)
+    roster.hello("b", 0)
     for client in ("b", "c", "stranger"):
-        roster.membership.attach(client, "b")
+        roster.attach(client, "b")
     assert roster.present() == {1, 2}
 
 

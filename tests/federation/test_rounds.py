@@ -51,8 +51,8 @@ class Answering:
         self.turns = 0
 
     def come(self, name):
-        self.roster.membership.hello(name, 0)
-        self.roster.membership.attach(name, name)
+        self.roster.hello(name, 0)
+        self.roster.attach(name, name)
 
     resend_seconds = 2.0
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedseed.errors import FedseedError
+from fedseed.errors import FedseedError, MessageError
 from fedseed.federation import secure_talk
 from fedseed.federation.answers import Answers
 from fedseed.federation.messages import FRAME_BYTES
@@ -39,7 +39,7 @@ HOSTS = (("client-0", "client-3"), ("client-1",), ("client-2", "client-4"))
 
 
 def recipe(method, rounds=4, **more):
-    federation = {"joint": False, "dead_after": 30.0}
+    federation = {"joint": False, "dead_after": 30.0, **more.pop("federation", {})}
     sums = {"threshold": 3, "ahead": 2, **more.pop("secure_sums", {})}
     return Recipe.model_validate({
         "seed": 3, "rounds": rounds, "evaluation": {"every": rounds}, "method": METHODS[method],
@@ -215,8 +215,8 @@ def test_a_process_that_is_started_again_opens_no_round_twice(problem, tmp_path)
     hosted = part_of(problem.federation(checked.method, per_round=5, secure_sums=checked.secure_sums), ["client-1"])
     hosted.opened = folder
     for at, set_back in ((2, True), (3, False), (4, False)):
-        replica = SimpleNamespace(hosted=hosted, numbers={"client-1": 1}, at=at, version=0)
-        answers = Answers(None, replica, None, None, Silent())
+        replica = SimpleNamespace(hosted=hosted, numbers={"client-1": 1}, at=at, version=0, end=None, progress=Silent())
+        answers = Answers(replica, None)
         if set_back:
             with pytest.raises(FedseedError, match=r"no round is opened twice\. Choose another name"):
                 _ = answers.masking
@@ -298,3 +298,52 @@ def test_two_clients_are_killed(method, problem, network, shared_server):
     lines = net.lines()
     assert {name for line in lines[1:] for name in line["clients"]} == {f"client-{n}" for n in range(5)}
     assert lines[-1]["clients"] == ["client-0", "client-1", "client-2"]
+
+
+FOUND = {  # with the round from which on it is not in the sum, and what is said of it
+    "accuses all": (1, "which can be read"), "another secret": (1, "do not fit the keys"),
+    "wrong shares to one": (1, "do not fit the keys"), "unreadable to one": (1, "not encrypted with the key"),
+    "weak keys": (1, "no secret key has"), "another share": (2, "than it was dealt"),
+    "signs rubbish": (2, "its confirm message"), "nobody's signature": (1, "not signed with its key"),
+}  # fmt: skip
+SILENT = ("KEYS", "SHARES", "DELIVER", "CONFIRM", "OPEN")
+CASES = [(lie, method) for lie in (*FOUND, *SILENT) for method in METHODS]
+
+
+@pytest.mark.parametrize("case", mark(CASES, lambda case: case != ("another secret", "zo-fedsgd")), ids=" ".join)
+def test_one_of_five_lies(case, problem, network, shared_server):
+    """The run ends with the bits of those who are in its sums, all honest clients are in all, and it says who lies."""
+    lie, method = case
+    deadline = 3.0 if lie in SILENT else 60.0
+    checked = recipe(method, 12, evaluation={"every": 1}, federation={"joint": False, "deadline": deadline})
+    net = network(shared_server, checked.model_dump(exclude_none=True))
+    coordinator = net.coordinator()
+    hosts = [net.host(n, **({"silent": lie} if lie in SILENT else {"lie": lie}) if n == 2 else {}) for n in range(5)]
+    coordinator.wait()
+    net.check(problem, coordinator, [host for host in hosts if host is not hosts[2]])
+    lines = net.lines()[1:]
+    members = {
+        line["round"]: {int(name[-1]) for name in line["clients"]} - {int(one["client"][-1]) for one in line["skipped"]}
+        for line in lines
+    }
+    assert all({0, 1, 3, 4} <= those for those in members.values()) and not net.summary()["not_taken"]
+    said = json.dumps(net.summary()["refusals"].get("client-2", {})) + coordinator.said
+    if lie in SILENT:
+        assert f"client-2 has not answered {lie} of secure sums" in said
+        assert sum(2 in those for those in members.values()) < 8
+    else:
+        first, why = FOUND[lie]
+        assert why in said and not any(2 in those for number, those in members.items() if number >= first)
+    masked = checked.secure_sums.model_copy(update={"masks": False})
+    alone = problem.federation(checked.method, rounds=12, seed=checked.seed, joint=False, per_round=5,
+                               secure_sums=masked)  # fmt: skip
+    masking = alone.clients.masking
+    update = masking.update
+
+    def sends(state, plan, client, message):
+        if client not in members[plan.round]:
+            raise MessageError("left out")
+        return update(state, plan, client, message)
+
+    masking.update = sends
+    assert coordinator.digest == alone.run().summary["weights_digest"]

@@ -1,4 +1,4 @@
-"""Private runs over a Grid: what nodes say does not depend on their data, and the run ends at its budget."""
+"""Private runs over a Grid: what nodes say does not depend on their data."""
 
 import json
 
@@ -9,10 +9,9 @@ pytest.importorskip("flwr", reason="Flower is missing: extra flower")
 import numpy as np
 import tomli_w
 
-from fedseed import Orbit
 from fedseed.flower import client
 from fedseed.flower.server import coordinate
-from fedseed.privacy import PrivateScalars, mechanism_of
+from fedseed.privacy import PrivateScalars
 from fedseed.reports.progress import Silent
 from fedseed.runs.joining import part_of
 from fedseed.runs.recipe import Recipe
@@ -41,7 +40,7 @@ def still(told):
 
 
 def ran(level, problem, folder, monkeypatch):
-    """The recipe, the result, and all that nodes said."""
+    """All that nodes said."""
     folder.mkdir()
     recipe = {
         "seed": 3, "rounds": 200, "evaluation": {"every": 4}, "method": METHOD,
@@ -63,20 +62,8 @@ def ran(level, problem, folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(client, "reply", heard)
         over = Grid(PAIR, path, load, processes=False, run_config={"out": str(folder / "run")})
-        result = coordinate(over, over.context, path, Silent())
-    return checked, result, said
-
-
-@pytest.mark.parametrize("level", PRIVATE)
-def test_a_run_ends_at_its_budget_with_the_orbits_model(level, problem, tmp_path, monkeypatch):
-    checked, result, _ = ran(level, problem, tmp_path / "made", monkeypatch)
-    mechanism, summary = mechanism_of(checked.method), result.summary
-    orbit = Orbit.open(tmp_path / "made" / "run" / "model.orbit")
-    assert 3 < mechanism.affordable == orbit.last == summary["rounds"] < 200
-    assert orbit.replay(problem.model()) == summary["weights_digest"]
-    assert (
-        summary["privacy"] == mechanism.spent(orbit.last) and summary["privacy"]["epsilon"] <= PRIVATE[level]["budget"]
-    )
+        coordinate(over, over.context, path, Silent())
+    return said
 
 
 @pytest.mark.parametrize("level", PRIVATE)
@@ -88,7 +75,7 @@ def test_nodes_say_the_same_whatever_their_data(level, tmp_path, monkeypatch):
         problem = Problem()
         if kind == "odd":
             problem.spoil()
-        _, _, said = ran(level, problem, tmp_path / kind, monkeypatch)
+        said = ran(level, problem, tmp_path / kind, monkeypatch)
         if level == "client":  # what the coordinator alone sees; as long for each
             said = [{**one, "updates": [len(u) for u in one.get("updates", [])]} for one in said]
         found[kind] = [still(one) for one in said]

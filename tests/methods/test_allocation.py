@@ -1,9 +1,14 @@
 """How many coefficients each block gets."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from fedseed.methods.allocation import allocate, estimated_norms, proportional
+from fedseed import Ferret
+from fedseed.methods.blockwise import Coefficients, CoefficientStep
+from fedseed.methods.ferret import estimated_norms, proportional
+from fedseed.weights.layout import Layout, TensorEntry
 
 
 @pytest.mark.parametrize(
@@ -25,19 +30,27 @@ def test_proportional(total, shares, expected):
     assert list(proportional(total, np.array(shares, dtype=np.float64))) == expected
 
 
+SIZES = (100, 200, 400)
+LAYOUT = Layout((TensorEntry("a", (700,), "float32"),), (0, 100, 300, 700))
+
+
+def counts(rule, total, norms=None, last=None):
+    method = Ferret(allocation=rule, directions=total, basis="truncated_normal")
+    return list(method.allocate(replace(method.start(LAYOUT, 1), previous=last), norms))
+
+
 def test_the_rules_look_at_what_they_should():
-    sizes, rho = (100, 200, 400), np.array([1.0, 0.25, 0.04])
+    rho = np.array([Ferret(basis="truncated_normal").directions_of(0).variance(size) for size in SIZES])
     norms = np.array([3.0, 1.0, 0.5])
     roots = np.sqrt(norms / rho)
-    last = [[np.float32([norm / rho_l**0.5]) for norm, rho_l in zip(norms, rho, strict=True)]]
-    for rule, known in (("sqrt", {"norms": norms}), ("previous", {"previous": last})):
-        counts = allocate(rule, 1000, sizes, rho, **known)
-        np.testing.assert_allclose(counts, 1000 * roots / roots.sum(), atol=1)
-        assert list(allocate(rule, 700, sizes, rho)) == list(sizes)  # nothing is known yet
-    assert list(allocate("norm", 50, sizes, rho, norms)) == [50, 16, 8]
-    assert list(allocate("norm", 50, sizes, rho, norms / 1000)) == [50, 16, 8]  # only their ratios count
-    assert list(allocate("norm", 50, sizes, rho, np.zeros(3))) == [2, 2, 2]
-    assert list(allocate("uniform", 10, sizes, rho)) == [4, 3, 3]
+    last = CoefficientStep((Coefficients(1, tuple(np.float32(norms / rho**0.5)[:, None])),))
+    for rule, known in (("sqrt", {"norms": norms}), ("previous", {"last": last})):
+        np.testing.assert_allclose(counts(rule, 1000, **known), 1000 * roots / roots.sum(), atol=1)
+        assert counts(rule, 700) == list(SIZES)  # nothing is known yet
+    assert counts("norm", 50, norms) == [50, 16, 8]
+    assert counts("norm", 50, norms / 1000) == [50, 16, 8]  # only their ratios count
+    assert counts("norm", 50, np.zeros(3)) == [2, 2, 2]
+    assert counts("uniform", 10) == [4, 3, 3]
 
 
 def test_norms_from_scalars():

@@ -8,8 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FedZO, FeedSign, MeZO, ZOFedSGD
-from fedseed.methods.content import Content, content, total
-from fedseed.methods.payload import Array, Bits, Floats, Many, Payload, Ragged, Scalar, Tensors
+from fedseed.methods.payload import Array, Bits, Content, Floats, Many, Payload, Ragged, Scalar, Tensors, total
 
 QUICK = {"basis": "rademacher", "batch": 4, "scale": 1e-3, "learning_rate": 1e-3}
 D = 20 * 32 + 32 + 32 * 5 + 5  # parameters of the problem's model
@@ -38,7 +37,7 @@ def test_each_kind_of_field_counts_as_what_it_is():
     payload = All(0.5, None, np.zeros(3, dtype=np.uint32), floats, np.array([1, -1, 1, 1], dtype=np.int8), (inner,) * 2)
     data = payload.encode()
     expected = Content(len(data), scalars=1 + 3 + 2 * 4, integers=3 + 2, bits=4)
-    assert content(payload, data, 99) == expected
+    assert payload.content(99, data) == expected
     assert total([expected, Content(1, 2, 3, 4)]) == Content(len(data) + 1, 14, 8, 8)
 
 

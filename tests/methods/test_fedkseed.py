@@ -91,8 +91,8 @@ def test_fedkseed_accumulates_with_the_clients_weights():
 
 
 def test_what_the_pool_declares():
-    assert FedKSeed().unsummable is None and FedKSeed().lasting_entries
-    assert "every single pair" in FedKSeed(importance=True).unsummable
+    assert FedKSeed().needs_each is None and FedKSeed().lasting_entries
+    assert "every single pair" in FedKSeed(importance=True).needs_each
 
 
 def test_fedkseed_forgets_and_follows_its_schedule():
@@ -108,6 +108,7 @@ def test_fedkseed_forgets_and_follows_its_schedule():
     assert state.pool == derive(1, Domain.ROUND_SEED) % (1 << 32)
 
 
+@pytest.mark.long
 def test_fedkseed_steps_from_the_base_are_its_steps_with_the_plans_accumulator_in_them():
     """Local weights after some rounds: w0 - eta sum_j A_j z_j, whether summed up or changed step by step.
 

@@ -8,8 +8,7 @@ import torch
 from fedseed import FedMeZO, Orbit, ParameterSpace
 from fedseed.errors import MessageError
 from fedseed.methods.payload import Nothing
-from fedseed.methods.personal import Rate, Signals, phi
-from fedseed.methods.traces import Branch, Branches, Trace
+from fedseed.methods.traces import Branch, Branches, Rate, Trace, phi
 from fedseed.methods.traces import Tensored as Tuned
 from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import Layout, TensorEntry
@@ -136,16 +135,17 @@ def test_a_round_leaves_the_signals_that_the_rates_follow(travel, personal):
     round_ = answers(1, made)
     after = method.advance(method.remember(state, round_), method.aggregate(state, round_))
     assert after.done == 1
-    assert after.signals.losses == ({3: (1.5,), 5: (1.5,)} if method.losses_travel else {})
+    assert after.losses == ({3: (1.5,), 5: (1.5,)} if method.losses_travel else {})
     if personal == "update":
         # half of what lies between two; orthogonal directions of length sqrt(2)
         far = 2.5 if travel == "tensors" else (2 * (0.125**2 + 0.25**2)) ** 0.5
-        assert after.signals.distances == {3: pytest.approx(far), 5: pytest.approx(far)}
+        assert after.distances == {3: pytest.approx(far), 5: pytest.approx(far)}
     else:
-        assert after.signals.distances == {}
+        assert after.distances == {}
     nobody = method.remember(after, answers(2, []))
-    assert nobody.signals == after.signals
-    assert method.remember(state, round_).signals == (state if travel == "pairs" else after).signals
+    assert (nobody.losses, nobody.distances) == (after.losses, after.distances)
+    told = method.remember(state, round_)
+    assert (told.losses or told.distances) == ({} if travel == "pairs" else after.losses or after.distances)
 
 
 def test_a_random_rate_is_the_streams():
@@ -163,21 +163,20 @@ def test_the_formula_of_the_rates():
     assert phi({0: 1.0, 1: 3.0}, 2) == 0.0  # nothing is known of it
     state = method.start(None, 1)
     assert plan(method, state, 1, 0, [0, 1]).rate == pytest.approx(1e-5)  # nobody has a loss yet
-    signals = Signals().after({0: 1.0, 1: 2.0, 2: 6.0}, {}).after({0: 1.0}, {})
-    state = type(state)(None, 1, signals=signals)
+    state = state.after({0: 1.0, 1: 2.0, 2: 6.0}, {}).after({0: 1.0}, {})
     rates = [plan(method, state, 2, client, [0, 1, 2]).rate for client in range(3)]
     np.testing.assert_allclose(rates, [1e-5 * (1 - 0.5 * 2 / 3), 1e-5 * (1 - 0.5 / 3), 1.5e-5], rtol=1e-6)
     assert plan(method, state, 2, 1, [1]).rate == pytest.approx(1e-5)  # alone in its round
 
 
 def test_signals_of_several_rounds():
-    signals = Signals()
+    state = FedMeZO().start(None, 1)
     for number in range(1, 8):
-        signals = signals.after({3: float(number)} if number != 4 else {}, {3: 10.0 * number})
-    assert signals.losses[3] == (2.0, 3.0, 5.0, 6.0, 7.0)  # five of those it took part in
-    assert signals.of("loss", [3, 4]) == {3: 7.0}
-    assert signals.of("loss-5", [3]) == {3: pytest.approx(4.6)}
-    assert signals.of("update", [3]) == {3: 70.0}
+        state = state.after({3: float(number)} if number != 4 else {}, {3: 10.0 * number})
+    assert state.losses[3] == (2.0, 3.0, 5.0, 6.0, 7.0)  # five of those it took part in
+    assert state.signals("loss", [3, 4]) == {3: 7.0}
+    assert state.signals("loss-5", [3]) == {3: pytest.approx(4.6)}
+    assert state.signals("update", [3]) == {3: 70.0}
 
 
 @tiered({"personal": SIGNALS, "travel": ["pairs", "tensors"]}, quick=2)
@@ -188,14 +187,15 @@ def test_a_run_with_each_signal(problem, tmp_path, personal, travel):
     method = FedMeZO(**{**FAST, "learning_rate": 1e-2}, personal=personal, travel=travel)
     federation = problem.federation(method, out=tmp_path / "run", per_round=5)
     planned = []
-    ask = federation.coordinator.plan
+    ask = federation.coordinator.plans
 
-    def planning(client):
-        message = ask(client)
-        planned.append(method.decode_plan(federation.worker.state, message[28:]))
-        return message
+    def planning():
+        plans = ask()
+        each = {client: message for message, clients in plans.items() for client in clients}
+        planned.extend(method.decode_plan(federation.worker.state, each[client][28:]) for client in sorted(each))
+        return plans
 
-    federation.coordinator.plan = planning
+    federation.coordinator.plans = planning
     result = federation.run()
     assert result.summary["final"]["loss"] < result.summary["baseline"]["loss"]
     if personal == "constant":
@@ -240,7 +240,7 @@ def test_distances_from_pairs_are_those_of_tensors(make_problem):
             sent.append((c, weights[c], Tuned(None, space.dense())))
             space.restore(base)
         states[travel] = method.remember(state, answers(1, sent))
-    found, exact = (states[travel].signals.distances for travel in ("pairs", "tensors"))
+    found, exact = (states[travel].distances for travel in ("pairs", "tensors"))
     assert found.keys() == exact.keys() == {0, 1, 2}
     for client in found:
         assert found[client] == pytest.approx(exact[client], rel=0.02)

@@ -7,7 +7,7 @@ import pytest
 
 from fedseed import Sign, TopK
 from fedseed.errors import NonFiniteError
-from fedseed.methods.packing import CHUNK
+from fedseed.methods.feedback import CHUNK
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
 

@@ -14,6 +14,7 @@ from fedseed.methods.feedsign import Votes
 from fedseed.methods.payload import About
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
+from fedseed.runs.recipe import Recipe
 from fedseed.training.client import LocalClient
 from support.rounds import answers
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
@@ -119,13 +120,14 @@ def test_as_many_votes_as_there_is_room_for_and_none_that_have_a_size():
 
 def test_abstaining_clients_and_a_step_that_nobody_voted_on(tmp_path):
     run = federation(FeedSign(**QUICK), out=tmp_path / "run", rounds=6)
-    bad = [(x * float("nan"), y) for x, y in run.items[1]]
-    run.items[1] = bad
+    items = run.hosted.items
+    bad = [(x * float("nan"), y) for x, y in items["client-1"]]
+    items["client-1"] = bad
     result = run.run()
     assert {s["client"] for s in result.metrics[-1]["skipped"]} == {"client-1"}
     assert len(result.metrics[-1]["skipped"]) == 6
     silent = federation(FeedSign(**QUICK), out=tmp_path / "silent", rounds=6)
-    silent.items = [bad] * 5
+    silent.hosted.items.update(dict.fromkeys(items, bad))
     digests = {line["weights_digest"] for line in silent.run().metrics}
     assert len(digests) == 1
     orbit = Orbit.open(tmp_path / "silent" / "model.orbit")
@@ -157,3 +159,9 @@ def test_small_steps_vanish_to_nearest_but_not_otherwise(dtype):
     assert travelled("nearest") == 0
     assert travelled("from-base") == pytest.approx(1, abs=0.1)
     assert travelled("stochastic") == pytest.approx(1, abs=0.1)
+
+
+def test_votes_have_no_weights():
+    """A client with 1,000 examples would be outvoted by two with one each, whatever `weighting` says."""
+    with pytest.raises(ValueError, match=r'method.weighting = "examples": votes count the same.*set it to "equal"'):
+        Recipe.model_validate({"rounds": 1, "method": {"name": "feedsign", "weighting": "examples"}})

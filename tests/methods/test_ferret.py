@@ -54,6 +54,7 @@ def coefficients(method, state, basis, delta, where):
     return method.scaled(state, basis, where.project(delta, basis, counts.tolist()))
 
 
+@pytest.mark.long
 def test_previous_allocation_estimates_norms_from_scalars_alone():
     """With many coefficients the estimate is near the truth: counts within 15% of those of "sqrt"."""
     method = Ferret(directions=8000, allocation="previous", basis="rademacher")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fedseed import Ferret, Orbit, ParameterSpace
 from fedseed.errors import MessageError
-from fedseed.methods.coefficients import Coefficients, CoefficientStep
+from fedseed.methods.blockwise import Coefficients, CoefficientStep
 from fedseed.weights.layout import Layout, TensorEntry
 from fedseed.weights.vector import Vector
 from support.problem import Problem

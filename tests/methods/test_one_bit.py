@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedseed import Basis, Ferret, Orbit
 from fedseed.errors import MessageError
-from fedseed.methods.coefficients import BitCoefficients, BitStep, magnitude, one_bit
+from fedseed.methods.blockwise import BitCoefficients, BitStep, magnitude, one_bit
 from fedseed.weights.layout import Layout, TensorEntry
 from support.problem import Problem
 from support.rounds import answers
@@ -127,4 +127,4 @@ def test_it_learns_and_its_orbit_is_the_model(tmp_path, without_pictures):
 
 
 def test_what_needs_sums_is_refused():
-    assert "a magnitude of its own" in METHOD.unsummable
+    assert "a magnitude of its own" in METHOD.needs_each

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fedseed.errors import MessageError
-from fedseed.methods import packing
-from fedseed.methods.packing import (
+from fedseed.methods import topk as packing
+from fedseed.methods.payload import About, Reader
+from fedseed.methods.topk import (
     CHUNK,
     EntriesCodec,
     Packed,
@@ -19,7 +20,6 @@ from fedseed.methods.packing import (
     packed_bytes,
     unpack,
 )  # fmt: skip
-from fedseed.methods.payload import About, Reader
 from fedseed.weights.layout import Layout, TensorEntry
 
 SIZE = 4 * CHUNK + 100
@@ -129,9 +129,3 @@ def test_places_ascend_in_each_chunk_and_lie_in_the_vector(counts, places, text)
         with pytest.raises(MessageError, match=text):
             data = EntriesCodec().write(packing.Scattered(*given, np.ones(len(places), np.float32)))
             EntriesCodec().read(Reader(data), about(), [])
-
-
-@pytest.mark.parametrize(("values", "at"), [([1, np.nan, 2], 1), ([np.inf], 0), ([0, -np.inf, np.nan], 1)])
-def test_the_first_value_that_is_not_finite_is_named(values, at):
-    with pytest.raises(MessageError, match=f"value {at} of {len(values)} is {np.float32(values[at])}: only finite"):
-        packing.finite(np.array(values, dtype=np.float32))

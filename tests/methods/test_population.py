@@ -136,6 +136,7 @@ def test_parts_of_several_batches_in_one_pass(basis, scale):
         assert losses == pytest.approx(alone, abs=1e-6)
 
 
+@pytest.mark.long
 def test_an_example_with_several_rows_takes_one_pass_too(small):
     """The options of a choice are rows of their own, all at the weights of their example's direction."""
     language, tokenizer = small[0], small[1]

@@ -9,7 +9,7 @@ from fedseed.attacks.updates import alone
 from fedseed.errors import MessageError
 from fedseed.methods import sign
 from fedseed.methods.base import misfit
-from fedseed.methods.packing import CHUNK
+from fedseed.methods.feedback import CHUNK
 from fedseed.methods.payload import About
 from fedseed.methods.sign import Signed, SignStep, Weighted, chosen, entries_in, turn_of
 from fedseed.methods.summands import SMALLEST_MOVE

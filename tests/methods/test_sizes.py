@@ -6,14 +6,17 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from fedseed import Basis
+from fedseed import Basis, FedAvg
+from fedseed.methods import dense
 from fedseed.methods import summands as sizes
+from fedseed.methods.fedsgd import Gradient
+from fedseed.methods.payload import About
 from fedseed.weights.layout import Layout, TensorEntry
 
 LAYOUT = Layout((TensorEntry("a", (3,), "float32"), TensorEntry("b", (5,), "bfloat16")), (0, 2, 8))
 
 
-def dense(*values):
+def packed(*values):
     """Three values in float32, five in bfloat16."""
     halves = np.array(values[3:], dtype="<f4").view("<u4") >> 16
     return struct.pack("<3f", *values[:3]) + halves.astype("<u2").tobytes()
@@ -43,12 +46,17 @@ def test_entries_count_by_how_far_they_move_a_weight():
 
 @pytest.mark.parametrize("piece", [1 << 20, 2])
 def test_whole_weights_count_by_how_far_they_are_from_those_before(piece, monkeypatch):
-    monkeypatch.setattr(sizes, "_PIECE", piece)
-    before = dense(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
-    after = dense(1.5, 2.0, 3.0, 2.0, 5.0, 6.0, 7.0, 9.0)
-    assert sizes.distance(LAYOUT, after, before) == pytest.approx(sqrt((0.25 + 4 + 1) / 8))
-    assert sizes.distance(LAYOUT, before, before) == sizes.SMALLEST_MOVE
-    assert sizes.distance(LAYOUT, after, None) == sizes.distance(LAYOUT, b"", before) == 0.0
-    assert sizes.gradient_size(LAYOUT, before) == pytest.approx(sqrt(204 / 8))
-    assert sizes.gradient_size(LAYOUT, dense(1.0, 0.5, *[0.0] * 6)) == pytest.approx(sqrt(1.25 / 8))
-    assert sizes.gradient_size(LAYOUT, dense(0.5, *[0.0] * 7)) == sqrt(1 / 8)
+    monkeypatch.setattr(dense, "PIECE", piece)
+    before = packed(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+    after = packed(1.5, 2.0, 3.0, 2.0, 5.0, 6.0, 7.0, 9.0)
+
+    def size(payload, known=None):
+        state = dense.DenseState(LAYOUT, 1, known if known is None else dense.Weights(known))
+        return payload.size(About(FedAvg(), state, "update"))
+
+    assert size(dense.Weights(after), before) == pytest.approx(sqrt((0.25 + 4 + 1) / 8))
+    assert size(dense.Weights(before), before) == sizes.SMALLEST_MOVE
+    assert size(dense.Weights(after)) == size(dense.Weights(b""), before) == 0.0
+    assert size(Gradient(1, before)) == pytest.approx(sqrt(204 / 8))
+    assert size(Gradient(1, packed(1.0, 0.5, *[0.0] * 6))) == pytest.approx(sqrt(1.25 / 8))
+    assert size(Gradient(1, packed(0.5, *[0.0] * 7))) == sqrt(1 / 8)

@@ -11,9 +11,9 @@ from fedseed.attacks.updates import alone
 from fedseed.errors import MessageError
 from fedseed.federation.bounds import Bounds
 from fedseed.methods import topk
-from fedseed.methods.packing import CHUNK, Small
+from fedseed.methods.feedback import CHUNK
 from fedseed.methods.payload import About, to_floats
-from fedseed.methods.topk import KeptEntries, quantized
+from fedseed.methods.topk import KeptEntries, Small, quantized
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
 from support.zeroth_order import federation, model

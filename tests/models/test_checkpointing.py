@@ -8,11 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalL
 
 from fedseed import Basis, ParameterSpace
 from fedseed.errors import RecipeError
-from fedseed.models.checkpointing import checkpoint_activations
+from fedseed.models.loading import checkpoint_activations
 from fedseed.objectives.losses import CausalLM, Tokens
-from fedseed.reports.results import RoundLine
-from fedseed.runs.assembly import build
-from fedseed.runs.recipe import read_recipe
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
 
@@ -102,21 +99,3 @@ def test_a_model_without_layers_to_checkpoint_is_refused():
 TINY = ("task.clients=2", "task.families_per_client=1", "task.examples=20", "task.evaluation=1", "task.unseen=0",
         "federation.per_round=2", "evaluation.rouge=false", "method.directions=50", "method.training.steps=2",
         "rounds=1")  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        (),
-        pytest.param(("model.adapter.kind=lora", "method.training.learning_rate=0.01"), marks=pytest.mark.long),
-        pytest.param(('model.trainable=["*.layers.4.*"]',), marks=pytest.mark.long),
-    ],
-)
-def test_a_recipe_has_the_same_digest_with_it(settings):
-    digests = []
-    for more in ((), ("model.activation_checkpointing=true",)):
-        federation = build(read_recipe("quickstart-ferret", (*TINY, *settings, *more)))
-        federation.gather(1)
-        federation.apply(federation.coordinator.close(), RoundLine(1), False)
-        digests.append(federation.worker.space.digest())
-    assert digests[0] == digests[1]

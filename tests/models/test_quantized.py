@@ -9,11 +9,9 @@ import torch
 from fedseed import Federation, Orbit
 from fedseed.errors import RecipeError
 from fedseed.models import quantized
-from fedseed.models.heads import Head
 from fedseed.models.loading import choose_trainable, load_model, outline
 from fedseed.runs.recipe import read_recipe
 from fedseed.weights.digest import base_digest
-from support.text_bases import write
 
 RECIPE = """
 rounds = 1
@@ -100,17 +98,6 @@ def test_losses_are_near_the_originals_and_the_same_after_training_and_evaluatio
         whole = sum(p.numel() * p.element_size() for p in small[0].parameters())
         saved = quantized.saved_by(outline("small", device="meta"), quantization)
         assert whole - held == pytest.approx(saved, rel=0.15)  # scales lie beside the tensors
-
-
-@needs_bitsandbytes
-def test_a_classifiers_head_stays_as_it_is(tmp_path):
-    folder = str(write(tmp_path / "bert", "bert"))
-    head = Head(("a", "b", "c"), 5)
-    plain, _ = load_model(folder, architecture="classification", head=head)
-    model, _ = load_model(folder, architecture="classification", head=head, quantization="4bit")
-    assert type(model.bert.encoder.layer[0].intermediate.dense).__name__ == "Linear4bit"
-    for name in ("classifier.weight", "bert.pooler.dense.weight"):
-        assert torch.equal(model.get_parameter(name), plain.get_parameter(name))
 
 
 def test_what_does_not_fit_is_said_before_anything_is_loaded(tmp_path, monkeypatch):

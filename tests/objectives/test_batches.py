@@ -8,7 +8,8 @@ import torch
 
 from fedseed.errors import RecipeError
 from fedseed.objectives.batches import length_of, micro_batches
-from fedseed.objectives.losses import Blank, Options
+from fedseed.objectives.losses import Options
+from fedseed.objectives.masked import Blank
 from fedseed.objectives.seq2seq import Pair
 from fedseed.objectives.tokens import Tokens
 

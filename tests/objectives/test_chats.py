@@ -52,14 +52,6 @@ def test_the_answers_and_what_ends_them_carry_loss(tokenizers, family):
     assert objective.weight(item) == sum(inside)
 
 
-@pytest.mark.parametrize("family", TEMPLATES)
-def test_of_the_last_answer_alone(tokenizers, family):
-    tokenizer = tokenizers[family]
-    (whole,), (item,) = prepared(tokenizer, MESSAGES), prepared(tokenizer, MESSAGES, loss_on="last")
-    assert item.ids == whole.ids and item.learnt == whole.learnt[-1:]
-    assert item.response_start == whole.response_start == item.learnt[0][0]
-
-
 @pytest.mark.long
 @settings(max_examples=25)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="<>"), min_size=1), min_size=1, max_size=3))

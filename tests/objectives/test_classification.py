@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
 
 from fedseed import Basis, ParameterSpace
-from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
 from fedseed.objectives.classification import TextClasses, classes_of
@@ -63,20 +61,6 @@ def test_a_new_head_and_a_pooler_come_from_the_seed(folders):
             assert not p.any()
         assert torch.equal(p, other.get_parameter(name)) == (name not in drawn or name.endswith("bias"))
     assert model.config.id2label == {0: "negative", 1: "positive"}
-
-
-def test_a_head_for_these_classes_is_kept_and_one_for_others_is_not(folders, tmp_path):
-    model, tokenizer = load_model(folders["bert"], architecture="classification", head=HEAD)
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    same, _ = load_model(str(tmp_path), architecture="classification", head=Head(HEAD.classes, 99))
-    assert torch.equal(same.classifier.weight, model.classifier.weight)
-    three, _ = load_model(str(tmp_path), architecture="classification", head=Head(("a", "b", "c"), 99))
-    assert three.classifier.weight.shape[0] == 3
-    assert torch.equal(three.bert.pooler.dense.weight, model.bert.pooler.dense.weight)  # the files have it
-    assert type(load_model(str(tmp_path))[0]) is type(AutoModelForSequenceClassification.from_pretrained(tmp_path))
-    with pytest.raises(RecipeError, match="the task needs a language model that continues text"):
-        load_model(str(tmp_path), architecture="causal")
 
 
 def test_classes_texts_and_what_is_too_long(folders):

@@ -10,10 +10,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from fedseed import Federation
 from fedseed.errors import RecipeError
-from fedseed.objectives.evaluation import choice_metrics, generate, language_metrics, longest_input, mean_loss
+from fedseed.objectives.evaluation import choice_metrics, generate
 from fedseed.objectives.losses import CausalLM, Choices
+from fedseed.objectives.tokens import longest_input
 from fedseed.tasks.data import Choice, Example
-from fedseed.tasks.instructions import InstructionsTask
 
 PROMPTS = ["a", "Sort these words : b a c", "### Instruction:\nSay what the longest word of this line is", "x y z"]
 ROOM = 64
@@ -59,33 +59,6 @@ def test_greedy_texts(model, small):
     assert len(set(expected)) > 1
     for batch in (1, 2, 3, 64):
         assert generate(model, objective, PROMPTS, 12, batch=batch) == expected
-
-
-def test_losses(model, small):
-    objective = CausalLM(small[1])
-    items = objective.prepare([Example(p, f"answer {i}" * (i + 1)) for i, p in enumerate(PROMPTS)])
-    losses = [mean_loss(model, objective, items, batch=size) for size in (1, 2, 3, 32)]
-    assert losses[1:] == pytest.approx(losses[:1] * 3, rel=1e-4)
-
-
-@pytest.mark.parametrize("teacher_forcing", [False, True])
-def test_options(model, small, teacher_forcing):
-    objective = Choices(small[1])
-    options = (" yes", " no , never", " it may be so")
-    examples = [Choice(p, options[: 2 + i % 2], i % 2, teacher_forcing=teacher_forcing) for i, p in enumerate(PROMPTS)]
-    items = objective.prepare(examples)
-    with torch.no_grad():
-        whole = objective.scores(model, items)
-        pieces = objective.scores(model, items, 2)
-        alone = [objective.scores(model, [item])[0].tolist() for item in items]
-        for rows in (whole, pieces):
-            for row, expected in zip(rows.tolist(), alone, strict=True):
-                assert row[: len(expected)] == pytest.approx(expected, rel=1e-4)
-        together, losses = objective.losses(model, items), [objective.losses(model, [i]) for i in items]
-    assert together.tolist() == pytest.approx([float(loss) for loss in losses], rel=1e-4)
-    metrics = [choice_metrics(model, objective, examples, batch=size) for size in (1, 2, 32)]
-    for other in metrics[1:]:
-        assert other == pytest.approx(metrics[0], rel=1e-4)
 
 
 def test_teacher_forcing_is_language_on_the_right_option_alone(model, small):
@@ -158,21 +131,6 @@ def test_gradients_of_a_batch_are_those_of_its_items(model, small):
     assert torch.nn.functional.cosine_similarity(whole, parts, dim=0) > 0.9999
 
 
-def test_items(small):
-    tokenizer = small[1]
-    objective = Choices(tokenizer, max_length=12)
-    (item,) = objective.prepare(CHOICES[1:3])  # the second is too long
-    assert objective.dropped == 1 and objective.weight(item) == 1 and item.gold == 0
-    for sequence, option in zip(item.sequences, CHOICES[1].options, strict=True):
-        assert sequence.ids[0] == tokenizer.bos_token_id
-        assert tokenizer.decode(sequence.ids[sequence.response_start :]).strip() == option.strip()
-        assert tokenizer.eos_token_id not in sequence.ids[1:]  # nothing stands after an option
-    with pytest.raises(ValueError, match="option '' has no token"):
-        objective.prepare([Choice("x", ("", "a"), 0)])
-    with pytest.raises(ValueError, match="none of 1 examples is usable"):
-        choice_metrics(torch.nn.Linear(1, 1), objective, CHOICES[2:3])
-
-
 def test_only_response_tokens_and_the_end_carry_loss(small):
     _model, tokenizer = small
     objective = CausalLM(tokenizer)
@@ -186,18 +144,6 @@ def test_only_response_tokens_and_the_end_carry_loss(small):
         assert text == ("seven", "it")[row]
         assert ids[row][kept][-1] == tokenizer.eos_token_id
         assert mask[row].sum() == len(item.ids)
-
-
-def test_the_base_has_learnt_its_format_and_has_room(small):
-    """It answers (ends by itself) and is far from perfect on families it never saw as instructions."""
-    model, tokenizer = small
-    examples = InstructionsTask(clients=5, examples=1, evaluation=1, unseen=0, validation=1).load().evaluation[""]
-    objective = CausalLM(tokenizer)
-    metrics = language_metrics(model, objective, examples, max_new_tokens=24)
-    assert 0.5 < metrics["loss"] < 6
-    assert 3 < metrics["rouge_l"] < 70
-    texts = generate(model, objective, [e.prompt for e in examples], 24)
-    assert sum(0 < len(t.split()) < 20 for t in texts) >= len(texts) / 2
 
 
 # -- within the room that there is -----------------------------------------------------------------------------------
@@ -230,15 +176,6 @@ def test_a_stop_ends_and_cuts_a_response(small):
     item = objective.prepare([Example("a", " b", stop="\n")])[0]
     assert tokenizer.decode(item.ids[item.response_start :]).endswith("b\n")
     assert tokenizer.eos_token_id not in item.ids
-
-
-def test_rouge_and_loss_leave_out_the_same_examples(small):
-    model, tokenizer = small
-    examples = [Example("Copy : a", "a"), Example("Copy : " + "b " * 300, "b")]
-    objective = CausalLM(tokenizer, max_length=40)
-    assert language_metrics(model, objective, examples, 5) == language_metrics(model, objective, examples[:1], 5)
-    with pytest.raises(ValueError, match="none of 1 examples is usable: all are longer than 40 tokens"):
-        language_metrics(model, objective, examples[1:], 5)
 
 
 RECIPE = """
@@ -283,13 +220,3 @@ def test_an_evaluation_set_with_nothing_usable_is_named(natural_instructions, tm
         federation(tmp_path, folder)
     with pytest.raises(RecipeError, match=r"is usable \(over evaluation.max_length = 30 tokens\)"):
         federation(tmp_path, folder, length=30)
-
-
-def test_validation_examples_to_stop_by_are_counted_too(tmp_path, original):
-    path = tmp_path / "recipe.toml"
-    sizes = "examples = 9\nvalidation = 3\nevaluation = 3\nclients = 3\nevaluate_on = 'test'\n"
-    task = f'[task]\nname = "sst2"\npath = "{original("sst2")}"\n{sizes}'
-    path.write_text(f'rounds = 1\n{task}[method]\nname = "ferret"\ndirections = 10\n[stopping]\npatience = 2\n')
-    assert "validation_loss" in Federation.from_file(path, ["method.training.steps=1"]).run().summary["final"]
-    with pytest.raises(RecipeError, match="none of the 3 examples of"):
-        Federation.from_file(path, ["evaluation.max_length=4"])

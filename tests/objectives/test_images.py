@@ -4,8 +4,8 @@ import torch
 
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
+from fedseed.objectives.classification import Images
 from fedseed.objectives.evaluation import choice_metrics
-from fedseed.objectives.images import Images
 from fedseed.tasks.data import Picture
 
 
@@ -41,15 +41,6 @@ def test_pixel_values_are_the_processors_own(loaded):
     assert torch.equal(objective.pixel_values(mixed)[[0, 1, 3]], wanted[[3, 3, 0]])
 
 
-def test_memory_is_bounded(loaded):
-    _, processor = loaded
-    each = 3 * 16 * 16 * 4
-    objective, items = Images(processor, kept=3 * each + 1), pictures(6)
-    first = objective.pixel_values(items)
-    assert sum(t.untyped_storage().nbytes() for t in objective._made.values()) == 3 * each
-    assert torch.equal(objective.pixel_values(items), first)
-
-
 def test_grey_pictures_for_a_model_of_colours(loaded):
     _, processor = loaded
     grey = pictures(3, (16, 16, 1))
@@ -58,14 +49,6 @@ def test_grey_pictures_for_a_model_of_colours(loaded):
     assert torch.equal(objective.pixel_values(objective.prepare(grey)), objective.pixel_values(colour))
     with pytest.raises(RecipeError, match="a picture has 4 channels, the model's image processor takes 3"):
         objective.prepare(pictures(1, (8, 8, 4)))
-
-
-def test_the_packaged_base_takes_one_channel():
-    _, processor = load_model("digits")
-    objective = Images(processor)
-    assert objective.pixel_values(pictures(2, (8, 8, 1))).shape == (2, 1, 32, 32)
-    with pytest.raises(RecipeError, match="a picture has 3 channels, the model's image processor takes 1"):
-        objective.prepare(pictures(1, (8, 8, 3)))
 
 
 def test_accuracy_and_loss_against_torch(loaded):
@@ -80,17 +63,3 @@ def test_accuracy_and_loss_against_torch(loaded):
     assert found["accuracy"] == pytest.approx(100 * float((logits.argmax(1) == labels).float().mean()))
     with pytest.raises(ValueError, match="no example"):
         choice_metrics(model, objective, [])
-
-
-def test_pixel_values_take_the_models_dtype(image_base):
-    model, processor = load_model(str(image_base("vit")), "bfloat16")
-    losses = Images(processor).losses(model, pictures(2))
-    assert losses.dtype == torch.float32 and torch.isfinite(losses).all()
-
-
-def test_a_processor_without_settings_for_a_mean():
-    class Plain:
-        def __call__(self, images, **_):
-            return {"pixel_values": torch.stack([torch.from_numpy(i.copy()).permute(2, 0, 1) for i in images])}
-
-    assert Images(Plain()).pixel_values(pictures(2, (4, 4, 2))).dtype == torch.float32

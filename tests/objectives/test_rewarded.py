@@ -104,16 +104,6 @@ def test_rows_with_weights_of_their_own_say_what_they_say_alone(kind, small):
     assert expected != [objective.answers(model, [item])[0] for item in items]  # the directions matter
 
 
-def test_rows_are_generated_with_a_pass_for_each_token(small):
-    """The keys and values of earlier tokens are kept, of each row its own."""
-    model = tiny("llama", small[1])
-    space, objective = ParameterSpace(model), Rewarded(CausalLM(small[1]), Heard(), NEW)
-    lengths = []
-    model.model.embed_tokens.register_forward_hook(lambda module, given, out: lengths.append(given[0].shape[-1]))
-    objective.row_losses(space, objective.prepare([EXAMPLES[0]] * 3), Basis("lowrank", 7), [1, 2, 3], 0.05)
-    assert len(lengths) <= NEW and lengths[0] > 1 and set(lengths[1:]) == {1}
-
-
 def test_what_cant_be_mapped_is_generated_by_direction(small, tmp_path):
     model, heard = tiny("llama", small[1]), Heard()
     space, objective = ParameterSpace(model), Rewarded(CausalLM(small[1]), heard, NEW)

@@ -11,7 +11,7 @@ from fedseed.errors import OrbitError
 from fedseed.models.adapters import LoRA
 from fedseed.orbit import Header
 from fedseed.orbit import header as module
-from fedseed.orbit.header import AdapterStart, flat
+from fedseed.orbit.header import AdapterStart
 from fedseed.weights.layout import Layout, TensorEntry
 
 LAYOUT = Layout((TensorEntry("w", (4,), "float32"), TensorEntry("none", (0, 3), "float32")), (0, 4))
@@ -144,7 +144,3 @@ def test_differences_are_a_line_each():
     lines = PLAIN.differences(replace(PLAIN, method=FedKSeed(batch=1)))
     assert "method.name: feedsign, fedkseed" in lines and "method.candidates: not there, 4096" in lines
     assert "method.epsilon: None, not there" in lines and not any("method.batch" in line for line in lines)
-
-
-def test_nested_tables_are_flat():
-    assert flat({"a": {"b": {"c": 1}, "d": 2}, "e": 3}) == {"a.b.c": 1, "a.d": 2, "e": 3}

@@ -10,7 +10,6 @@ from fedseed.runs.recipe import packaged_recipes, read_recipe
 from fedseed_papers.catalogue import NOTHING, SCALES, catalogue, chosen, scale_of
 from fedseed_papers.measuring import SMALL_MAKERS
 from fedseed_papers.reproducing import EXACT
-from fedseed_papers.training import MEASURES
 
 NUMBERED = Path(__file__).with_name("numbered.txt").read_text().split()
 
@@ -32,11 +31,7 @@ def test_what_an_item_names_is_there(item):
         assert source in SMALL_MAKERS or source in packaged_sweeps() or source in packaged_recipes()
     if item.small in packaged_sweeps():
         sweep = read_sweep(packaged_sweeps()[item.small])
-        assert len(sweep.seeds) >= 3 and item.claims
-        for claim in item.claims:
-            assert set(claim.labels) <= {run.label for run in sweep.runs}
-            assert claim.scenario in (None, *(scenario.name for scenario in sweep.scenarios))
-            assert (claim.metric or item.metric) in (*MEASURES, "loss", "unseen_loss", "accuracy", "rouge_l")
+        assert len(sweep.seeds) >= 3
 
 
 def test_names_and_scales():

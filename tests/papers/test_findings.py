@@ -28,13 +28,6 @@ def test_verdicts():
     assert count_verdicts(found.claims) == "2 of 3: holds, 1 of 3: does not hold here"
 
 
-def test_numbers_of_a_table_stay_on_one_line():
-    rows = [["a method of 3 kB", "0.139 ± 0.025", "17.2 kB", "1,344", "-", "loss 0.1 ± 0.2"]]
-    page = finding_page(SUBJECT, made("holds", sheets=[Sheet("All", tuple("abcdef"), rows)]), 0.5)
-    for cell in ("a method of 3 kB", "0.139\xa0±\xa00.025", "17.2\xa0kB", "1,344", "-", "loss 0.1 ± 0.2"):
-        assert f"<td>{cell}</td>" in page
-
-
 def test_data_and_pages_have_what_was_found():
     series = [Series("a, b", [(1, 2.5), (2, 3.0)], [(1, 2.0, 3.0)]), Series("c", [(1, 0.5)], number=1)]
     found = made("holds", panels=[Panel("loss", series, Axis("round"), Axis("loss"))], seeds=(1, 2),

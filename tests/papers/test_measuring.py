@@ -3,8 +3,6 @@
 import pytest
 
 from fedseed_papers import measuring
-from fedseed_papers.catalogue import chosen
-from fedseed_papers.reproducing import Making
 
 
 def test_rebuilds_are_measured_for_every_number_of_steps():
@@ -28,21 +26,3 @@ def test_batches_are_looked_at_along_directions_before_and_in_a_run():
     assert [len(line.points) for line in reversal.series] == [6, 6]
     assert all(0 <= probability <= 1 for line in reversal.series for _, probability in line.points)
     assert [sum(share for _, share in line.points) for line in shape.series] == pytest.approx([1, 1])
-
-
-def test_two_figures_of_one_measurement_share_it(monkeypatch, tmp_path):
-    calls = []
-
-    def once():
-        calls.append(1)
-        return measuring.rebuild_candidates(length=1000, candidates=(2, 4))
-
-    monkeypatch.setitem(measuring.SMALL_MAKERS, "batch-projections", once)
-    measuring.made_small.cache_clear()
-    making = Making(tmp_path, lambda text: None)
-    try:
-        making.make(chosen("feedsign/figure-8")[0], "small")
-        result = making.make(chosen("feedsign/figure-9")[0], "small")
-    finally:
-        measuring.made_small.cache_clear()
-    assert len(calls) == 1 and "over the last quarter of an hour" in result["facts"]["load"]

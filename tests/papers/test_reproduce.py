@@ -4,6 +4,8 @@ import csv
 import json
 import re
 
+import pytest
+
 from fedseed_papers.catalogue import catalogue
 from support.command import fedseed
 from support.page import Page
@@ -20,6 +22,7 @@ def test_the_list_has_all_items_with_their_states():
     assert {row["state"] for row in exact} == {"exact"}
 
 
+@pytest.mark.long
 def test_an_item_leaves_data_picture_table_and_a_page_that_asks_for_nothing(tmp_path):
     shown = fedseed("reproduce", "ferret/figure-6", "--out", tmp_path)
     assert shown.returncode == 0, shown.stderr

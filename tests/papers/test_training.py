@@ -10,7 +10,7 @@ from fedseed.experiments.sweeps import SweepLine
 from fedseed.experiments.worker_pool import WorkerPool
 from fedseed.reports.results import read_summary
 from fedseed.runs.assembly import build
-from fedseed_papers.catalogue import Expected, chosen
+from fedseed_papers.catalogue import Form, chosen
 from fedseed_papers.reproducing import Making
 from fedseed_papers.training import curves, judge, measured, rounds_to_converge
 
@@ -39,7 +39,7 @@ def line(tmp_path, label, finals, scenario="", **summary):
 
 
 def verdict(lines, **expected):
-    return judge(Expected(says="it is so", **expected), ITEM, lines).verdict
+    return judge("it is so", Form(**expected), ITEM.metric, lines).verdict
 
 
 HOLDS, FAILS, UNKNOWN = "holds in kind", "does not hold here", "can't be judged at this scale"
@@ -64,7 +64,7 @@ def test_orders_are_judged_beyond_the_deviation(tmp_path):
         (HOLDS, ["one", "slight"]), (FAILS, ["one", "slight", "more"]),
     ):  # fmt: skip
         assert verdict(lines, alike=labels) == expected, labels
-    claim = judge(Expected(says="it is so", order=["better", "worse"]), ITEM, lines)
+    claim = judge("it is so", Form(order=["better", "worse"]), ITEM.metric, lines)
     assert claim.here == "loss: better 1.000 ± 0.100, worse 2.000 ± 0.100."
 
 
@@ -75,7 +75,7 @@ def test_diverged_runs_are_worse_than_any(tmp_path):
     assert verdict(lines, alike=["lost", "good"]) == FAILS
     lines[1] = line(tmp_path, "surged", [70.0, 6e6, 9e7], diverged=2)  # their mean is within two deviations of good's
     assert verdict(lines, order=["good", "surged"]) == HOLDS
-    claim = judge(Expected(says="it is so", order=["good", "surged"]), ITEM, lines)
+    claim = judge("it is so", Form(order=["good", "surged"]), ITEM.metric, lines)
     assert claim.here == "loss: good 1.000 ± 0.100, surged diverged with every seed."
     assert measured(lines[1].folders[0], "accuracy") == -600.0  # an accuracy stays one
     lines[1] = line(tmp_path, "one", [1.0, 1.1, 9e7])
@@ -91,7 +91,7 @@ def test_ratios_and_numbers(tmp_path):
     assert verdict(lines, of="small", metric="accuracy", least=90) == FAILS
     for wrong in ({}, {"order": ["a"], "alike": ["b"]}, {"ratio": ["a", "b"]}, {"order": ["a"], "least": 1.0}):
         with pytest.raises(ValueError, match=r"a claim is one of|least goes with"):
-            Expected(says="", **wrong)
+            Form(**wrong)
 
 
 def test_memory_that_is_libraries_is_not_judged(tmp_path):
@@ -100,7 +100,7 @@ def test_memory_that_is_libraries_is_not_judged(tmp_path):
             line(tmp_path / str(parameters), label, [1.0] * 3, peak_memory_bytes=peak, parameters=parameters)
             for label, peak in (("less", 5 * 10**9), ("more", 6 * 10**9))
         )
-        claim = judge(Expected(says="it is so", metric="memory", order=["less", "more"]), ITEM, [less, more])
+        claim = judge("it is so", Form(metric="memory", order=["less", "more"]), ITEM.metric, [less, more])
         assert claim.verdict == expected
     assert claim.here.endswith("The weights are 0.1% of that: the rest is libraries.")
 

@@ -1,76 +1,25 @@
 """The private vote: exact odds, and an account of what it costs."""
 
-from fractions import Fraction
-from itertools import count
 from math import exp, sqrt
 
 import numpy as np
 import pytest
 
-from fedseed.privacy import PrivateSign, sign
+from fedseed.privacy import PrivateSign
 
 
-class Scripted:
-    """Random numbers as a script says, and the odds of the script; `explored` goes through all scripts."""
-
-    def __init__(self, script):
-        self.script, self.odds, self.branches, self.at = script, Fraction(1), 1, 0
-
-    def _choose(self, odds):
-        if self.at == len(self.script):
-            self.branches = len(odds)
-            raise EOFError
-        self.odds *= odds[self.script[self.at]]
-        self.at += 1
-        return self.script[self.at - 1]
-
-    def randbits(self, bits):
-        return self._choose([Fraction(1, 1 << bits)] * (1 << bits)) if bits else 0
-
-    def randbelow(self, above):  # 0, or anything else
-        return self._choose([Fraction(1, above), Fraction(above - 1, above)]) if above > 1 else 0
+@pytest.mark.parametrize(("total", "epsilon"), [(80, 1.0), (-80, 1.0), (3, 500.0), (-2, 0.5)])
+def test_no_outcome_is_impossible(total, epsilon):
+    """From eps S / 2 = 37 on a double near 1 has no room for the other sign; the least random number gives it."""
+    assert PrivateSign(epsilon, random=bytes).draw([total]) == [-1 if total > 0 else 1]
 
 
-def explored(act, monkeypatch, least=Fraction(1, 10**5)):
-    """What an act returns, with exact odds, as far as paths are likelier than `least`; and what is left."""
-    found, left, waiting = {}, Fraction(0), [()]
-    while waiting:
-        script = waiting.pop()
-        random = Scripted(script)
-        monkeypatch.setattr(sign, "randbits", random.randbits)
-        monkeypatch.setattr(sign, "randbelow", random.randbelow)
-        try:
-            result = act()
-        except EOFError:
-            if random.odds < least:
-                left += random.odds
-            else:
-                waiting += [(*script, branch) for branch in range(random.branches)]
-            continue
-        found[result] = found.get(result, Fraction(0)) + random.odds
-    return found, left
-
-
-@pytest.mark.parametrize(("total", "epsilon"), [(0, 3.0), (1, 1.0), (-1, 1.0), (2, 1.0)])
-def test_the_odds_are_exact(total, epsilon, monkeypatch):
-    """Every way that the coins can fall, with its probability as a fraction: no statistics."""
-    found, left = explored(lambda: sign.private_sign(total, epsilon), monkeypatch)
-    expected = 1 / (1 + exp(-epsilon * total / 2))
-    assert left < Fraction(1, 200) and sum(found.values()) + left == 1
-    assert found[1] <= expected + 1e-12 and expected - 1e-12 <= found[1] + left
-    assert found[-1] <= 1 - expected + 1e-12 and 1 - expected - 1e-12 <= found[-1] + left
-
-
-@pytest.mark.parametrize(
-    ("total", "epsilon", "factors"), [(80, 1.0, 40), (-80, 1.0, 40), (3, 500.0, 750), (-2, 1e4, 10_000)]
-)
-def test_no_outcome_is_impossible(total, epsilon, factors, monkeypatch):
-    """From eps S / 2 = 37 on a double near 1 has no room for the other sign; here it is e^-1 as often as it takes."""
-    asked = count()
-    monkeypatch.setattr(sign, "randbits", lambda bits: 0)  # the coin says: the unlikely one, if it happens
-    monkeypatch.setattr(sign, "_happens_exp_below_one", lambda above, below: next(asked) >= 0)
-    assert sign.private_sign(total, epsilon) == (-1 if total > 0 else 1)
-    assert next(asked) == factors + 1  # the last is e^-0
+def test_the_other_sign_is_as_rare_as_it_should_be():
+    """It takes a coin, then a number below e^-(eps S / 2), settled with as many digits as it takes."""
+    edge = int(exp(-1.5) * 2.0**64)
+    for off, expected in ((-(1 << 20), -1), (1 << 20, 1)):
+        made = [(0).to_bytes(8, "little"), (edge + off).to_bytes(8, "little"), (1).to_bytes(8, "little")]
+        assert PrivateSign(1.0, random=lambda count, made=made: made.pop(0) if count else b"").draw([3]) == [expected]
 
 
 @pytest.mark.parametrize(("total", "epsilon"), [(9, 1.0), (-9, 1.0), (-1, 12.0), (1, 1e-9), (1, 5e-324), (1, 1.7e308)])

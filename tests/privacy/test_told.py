@@ -22,8 +22,8 @@ from fedseed.federation.protocol import Entry, read_header, read_silent, read_st
 from fedseed.orbit.header import START
 from fedseed.privacy import PrivateScalars, PrivateSign, mechanism_of
 from fedseed.privacy.settings import WITHHELD
+from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.reports.progress import Silent
-from fedseed.reports.tables import comparison_table
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.joining import Loading, part_of
 from fedseed.runs.network import coordinate
@@ -427,7 +427,8 @@ def test_no_report_changes_the_account(monkeypatch, tmp_path):
     statuses = [json.loads(data) for what, data in heard if what == "status"]
     assert [one["privacy"] for one in statuses] == [counted.counted(number) for number in (0, 2, 4)]
     assert "privacy  epsilon per vote 0.5, votes 12, epsilon pure 6 (plain composition)" in describe(statuses[-1])
-    assert "Privacy spent by dp: epsilon per vote 0.5, votes 12" in comparison_table([("dp", result.summary)]).caption
+    sheet = results_sheet("", [Compared("dp", [result.summary])])
+    assert "Privacy spent by dp: epsilon per vote 0.5, votes 12" in sheet.note
     assert all(line.get("train_loss") is None for line in result.metrics)
 
 

@@ -31,9 +31,9 @@ def built(folder, target, few="all", fused=""):
 @pytest.mark.parametrize(
     ("target", "few"),
     [
-        ("cuda:90", "all"),
-        ("cuda:80", "few"),
-        *(pytest.param(target, "few", marks=pytest.mark.slow) for target in ("hip:gfx942",)),
+        pytest.param("cuda:80", "few", marks=pytest.mark.long),
+        pytest.param("cuda:90", "all", marks=pytest.mark.slow),
+        pytest.param("hip:gfx942", "few", marks=pytest.mark.slow),
     ],
 )
 def test_every_launch_compiles_and_rounds_each_operation(tmp_path, target, few):

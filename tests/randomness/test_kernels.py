@@ -9,7 +9,7 @@ import torch
 
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import FLAT
-from fedseed.randomness.kernels import load, reference, transform
+from fedseed.randomness.kernels import cpu, load, reference
 from fedseed.randomness.kernels.reference import Part, from_float
 from fedseed.randomness.stream import Domain, words
 from support.forked import forked
@@ -140,7 +140,7 @@ def test_the_compiled_transform_has_the_references_bits(size):
     x = np.random.default_rng(size).standard_normal(size) * 10.0 ** np.random.default_rng(1).integers(-9, 9, size)
     x[: size // 3] = 0.0
     expected = reference.hadamard_transform(x)
-    same_bits(transform.hadamard_transform(x), expected)
+    same_bits(cpu.hadamard_transform(x), expected)
     matrix = [[(-1.0) ** (k & j).bit_count() for j in range(size)] for k in range(min(size, 8))]
     np.testing.assert_allclose(expected[:8], np.array(matrix) @ x, rtol=1e-9, atol=1e-6 * np.abs(x).max())
 
@@ -153,7 +153,7 @@ def test_tables_of_directions_that_touch_several_bases():
     padded[5:] = coefficients
     for number, table in tables:
         same_bits(table, reference.hadamard_transform(padded[8 * number : 8 * number + 8]).astype(np.float32))
-    for (n, table), (m, compiled) in zip(tables, transform.hadamard_tables(8, 5, coefficients), strict=True):
+    for (n, table), (m, compiled) in zip(tables, cpu.hadamard_tables(8, 5, coefficients), strict=True):
         assert n == m
         same_bits(compiled, table)
 

@@ -64,21 +64,6 @@ def test_a_slab_of_any_size_gives_the_same_bits(slab, monkeypatch):
     assert digest_of_a_product() == DIGEST
 
 
-def test_a_slab_fits_the_second_level_cache(tmp_path):
-    from fedseed.randomness.kernels.cpu import _slab
-
-    def cache(size):
-        for index, level, kib in ((0, 1, 32), (2, 2, size), (3, 3, 1 << 15)):
-            folder = tmp_path / str(size) / f"index{index}"
-            folder.mkdir(parents=True)
-            (folder / "level").write_text(f"{level}\n")
-            (folder / "size").write_text(f"{kib}K\n")
-        return tmp_path / str(size)
-
-    assert _slab(cache(256)) * 4 == 128 << 10  # half of it
-    assert _slab(cache(512)) * 4 == _slab(cache(2048)) * 4 == _slab(tmp_path / "none") * 4 == 256 << 10
-
-
 def digest_of_a_product():
     rng = np.random.default_rng(4)
     x, w, bias = random(rng, 77, 800), random(rng, 101, 800), random(rng, 101)

@@ -49,8 +49,3 @@ def test_mean_cosine_is_the_formula(name, sizes):
         guess = reconstruct(basis, delta, count)
         cosines.append(guess @ delta / np.linalg.norm(guess) / np.linalg.norm(delta))
     assert np.mean(cosines) == pytest.approx(Basis(name, size=count).expected_cosine(d, count), rel=0.02)
-
-
-@pytest.mark.parametrize(("d", "count"), [(4096, 256), (4096, 100), (8192, 1), (3 * 512, 512)])
-def test_hadamard_cosine_is_the_square_root_of_k_over_d_on_whole_tiles(d, count):
-    assert Basis("hadamard", size=min(count, 512)).expected_cosine(d, count) == pytest.approx(np.sqrt(count / d))

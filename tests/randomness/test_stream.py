@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedseed.randomness import stream
-from fedseed.randomness.stream import Domain, block, derive, permutation, philox4x32, sample, uniform_integers, words
+from fedseed.randomness.stream import Domain, derive, permutation, philox4x32, sample, uniform_integers, words
 
 ONES = 0xFFFFFFFF
 
@@ -50,12 +50,6 @@ def test_a_few_blocks_made_one_by_one_are_the_definitions(seed, direction, first
     made = philox4x32((low_high[:, 0], low_high[:, 1], direction, 7), (seed & ONES, seed >> 32))
     assert found.dtype == np.uint32
     np.testing.assert_array_equal(found, np.stack(made, axis=-1))
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, ONES), st.integers(0, 2**64 - 1 - stream.FEW))
-def test_one_block_alone_is_the_one_among_many(seed, direction, position):
-    among = words(seed, Domain.COIN, direction, position, stream.FEW + 1)
-    assert block(seed, Domain.COIN, direction, position) == tuple(among[0].tolist())
 
 
 def test_uses_of_a_seed_share_no_numbers():

@@ -1,9 +1,6 @@
 """The live page, asked by a real client over a real socket."""
 
 import json
-import re
-import shutil
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -12,7 +9,6 @@ import pytest
 
 from fedseed.errors import FedseedError
 from fedseed.reports.live import LiveServer
-from fedseed.reports.pages import run_page
 from fedseed.reports.view import RunView, stamp, view_folder
 from support.page import Page
 
@@ -101,54 +97,3 @@ def test_it_looks_by_itself_where_nobody_asks(serve):
 
     serve(look, every=0.01)
     assert looked.wait(60)
-
-
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-         "--disable-sync", "--no-first-run", "--hide-scrollbars"]  # fmt: skip
-
-
-def browse(address, tmp_path, *words):
-    done = subprocess.run(
-        [BROWSER, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", *words, address], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
-def test_a_browser_shows_what_is_new_by_itself(serve, tmp_path):
-    """The page's own script asks for it, under the page's own policy."""
-    looks = []
-
-    def look():
-        looks.append(None)
-        line = {"round": 0, "loss": 2.0, "seconds": {"evaluation": 1.0}}
-        return len(looks), lambda: RunView(f"look-{len(looks)}", [line])
-
-    server = serve(look)
-    shown = browse(server.address, tmp_path, "--virtual-time-budget=9000", "--dump-dom")
-    first, newest = re.search(r"<title>look-(\d+)", shown), re.search(r"<h1>look-(\d+)", shown)
-    assert int(newest.group(1)) > int(first.group(1)) and 'id="lost" hidden' in shown
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
-@pytest.mark.parametrize("width", [375, 1200])
-def test_a_page_is_as_wide_as_the_window(width, tmp_path):
-    """Nothing sticks out sideways. In a frame, as a browser's window is at least 500 wide."""
-    lines = [{"round": n, "loss": 2.0 / (n + 1), "seconds": {"local": 1.0}, "clients": ["a" * 60]} for n in range(9)]
-    recipe = f'title = "{"long" * 40}"\nrounds = 9\n[task]\npath = "{"/folder" * 40}"\n'
-    (tmp_path / "page.html").write_text(run_page(RunView("run", lines, None, recipe, 8, 9)))
-    (tmp_path / "frame.html").write_text(
-        f'<iframe id="f" src="page.html" style="width:{width}px;height:900px;border:0"></iframe>'
-        "<script>onload = () => {"
-        'const page = document.getElementById("f").contentDocument.documentElement;'
-        "document.title = `wide ${page.scrollWidth}`; }</script>"
-    )
-    shown = browse(
-        f"file://{tmp_path}/frame.html", tmp_path, "--allow-file-access-from-files", "--virtual-time-budget=5000",
-        "--dump-dom", "--window-size=1300,900",
-    )  # fmt: skip
-    assert int(re.search(r"<title>wide (\d+)", shown).group(1)) <= width

@@ -11,10 +11,9 @@ from fedseed.reports.plots import figure_of
 from fedseed.reports.progress import describe
 from fedseed.reports.prometheus import Exporter
 from fedseed.reports.results import RoundLine, best_rounds
-from fedseed.reports.tables import comparison_table
 from fedseed.reports.view import RunView
 from support.page import Page
-from support.reports import STATUS, printed, read_figures, summary_of
+from support.reports import STATUS, read_figures, summary_of
 
 LINES = [RoundLine(n, metrics={"loss": 4.0 - n, "wobble": 50.0 - 12.345 * n}) for n in range(3)]
 
@@ -27,11 +26,9 @@ def wobble(monkeypatch):
 
 def test_a_metric_that_is_declared_is_everywhere(wobble):
     summary = {**summary_of(LINES[0].metrics), "final": LINES[-1].metrics}
-    table = printed(comparison_table([("ferret", summary)]))
-    assert "wobbliness" in table and "50.00" in table and "25.31" in table
-    compared = {**summary, "forward_passes": 1, "backward_passes": 1, "peak_memory_bytes": 1.0}
-    assert "held-out wobbliness, %" in results_sheet("Results", [Compared("ferret", [compared])]).head
-    labels = {axes.get_ylabel() for axes in figure_of(curves({"ferret": [LINES]}))[0].axes}
+    sheet = results_sheet("Results", [Compared("ferret", [summary])], brief=True)
+    assert "held-out wobbliness" in sheet.head and "50.00" in sheet.rows[0] and "25.31" in sheet.rows[1]
+    labels = {axes.get_ylabel() for axes in figure_of(curves({"ferret": [LINES]})).axes}
     assert labels - {""} == {"held-out loss", "held-out wobbliness, %"}
     page = Page(run_page(RunView("run", LINES, rounds=2))).text
     assert "held-out wobbliness 25.31 50.00 before tuning" in page

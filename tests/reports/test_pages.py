@@ -7,7 +7,7 @@ import pytest
 
 from fedseed.errors import FedseedError
 from fedseed.reports.comparison import write_comparison
-from fedseed.reports.pages import comparison_page, live_page, run_page, write_report
+from fedseed.reports.pages import comparison_page, run_page
 from fedseed.reports.results import RoundLine
 from fedseed.reports.tables import Sheet
 from fedseed.reports.view import RunView, Watched, view_folder
@@ -99,6 +99,7 @@ def test_lines_of_many_rounds_and_figures_of_each_client():
     assert "≈ 18" in text and "1.250" in text and "made to lie" in text
 
 
+@pytest.mark.long
 def test_a_comparison_has_all_runs_and_says_where_recipes_differ(runs, tmp_path):
     sheet = Sheet("A table", ["method", "loss"], [["one", "1.5"], ["two|", "2.5"]], "A note.")
     folders = {"one": [runs / "one"], "both": [runs / "one", runs / "two"], "failed": []}
@@ -130,13 +131,10 @@ def test_a_page_that_fails_does_not_cost_the_run(monkeypatch, tmp_path):
     assert about.endswith("report.html: can't be made: ValueError: no page today")
 
 
-def test_the_page_of_a_finished_run_can_be_made_again(runs):
-    before = (runs / "two" / "report.html").read_text()
-    assert write_report(runs / "two").read_text().split("<footer>")[0] == before.split("<footer>")[0]
-
-
-def test_only_the_live_page_has_a_script(runs):
-    page = Page(live_page(view_folder(runs / "one")))
+def test_the_page_of_a_finished_run_can_be_made_again_and_only_the_live_one_has_a_script(runs):
+    before, view = (runs / "two" / "report.html").read_text(), view_folder(runs / "two")
+    assert run_page(view).split("<footer>")[0] == before.split("<footer>")[0]
+    page = Page(run_page(view, live=True))
     assert page.count("script") == 1 and page.asks_for() == []
 
 

@@ -53,12 +53,6 @@ def test_counts():
     assert held.skew == pytest.approx(0.5)
 
 
-def test_skew_grows_as_alpha_falls():
-    skews = [dealt(Dirichlet(alpha=a), 20, TEN).skew for a in (100.0, 5.0, 0.5, 0.1)]
-    assert skews == sorted(skews) and skews[0] < 0.1 < 0.6 < skews[-1]
-    assert dealt(IID(), 20, TEN).skew < 0.1
-
-
 def test_few_clients_have_a_row_each():
     held = dealt(Dirichlet(alpha=0.5), 6, TEN)
     text = shown(held)
@@ -79,15 +73,6 @@ def test_many_clients_are_summed_up_by_label():
     assert line.split()[2:] == ["600", str((held.counts[:, 3] > 0).sum()), str(held.counts[:, 3].max())]
     many = shown(dealt(IID(), 30, [f"{i % 50}" for i in range(3000)]))
     assert "34 more" in many and "2,040" in many
-
-
-def test_without_labels_there_are_sizes():
-    held = partition_statistics(
-        TaskData([ClientData("a", [Example("p", "r")] * 3), ClientData("b", [Example("p", "r")])])
-    )
-    text = shown(held)
-    assert "2 clients, 4 examples" in text and "A client holds 1 to 3 examples (median 2)." in text
-    assert "label" not in text and "mixture" not in text
 
 
 @pytest.mark.long

@@ -1,59 +1,40 @@
+from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
 from fedseed.reports.progress import describe
 from fedseed.reports.results import RoundLine
-from fedseed.reports.tables import Sheet, comparison_lines, comparison_table, cost_table, mean_and_deviation
+from fedseed.reports.tables import Sheet, mean_and_deviation
 from support.reports import printed, summary_of
 
 
-def shown(metrics):
-    return printed(comparison_table([("feedsign", summary_of(metrics))]))
+def shown(width=100, **runs):
+    return printed(results_sheet("", [Compared(name, [run]) for name, run in runs.items()], brief=True).table(), width)
 
 
-def test_a_table_shows_accuracy_where_it_was_measured():
-    text = shown({"loss": 0.5, "accuracy": 84.72})
-    assert "accuracy" in text and "84.7" in text and "Rouge-L" not in text
-    text = shown({"loss": 0.5, "rouge_l": 22.3})
-    assert "accuracy" not in text and "22.3" in text and "Rouge-L" in text
-
-
-def test_a_table_shows_whatever_metrics_a_task_has():
-    text = shown({"loss": 0.5, "perplexity": 7.77, "f1": 31.26, "exact_match": 12.5, "validation_loss": 9.99})
-    assert all(word in text for word in ("F1", "31.3", "exact", "12.5")) and "7.77" not in text and "9.99" not in text
-    assert "Rouge-L" not in shown({"loss": 0.5}) and "unseen" not in text.lower()
+def test_a_table_shows_what_a_task_measures_and_fits_a_terminal():
     text = shown(
-        {"loss": 0.5, "accuracy": 60.0, "mismatched_loss": 0.75, "mismatched_accuracy": 58.0, "own_score": 3.25}
+        a=summary_of({"loss": 0.5, "perplexity": 7.77, "f1": 31.26, "validation_loss": 9.99, "own_score": 3.2})
     )
-    assert all(word in text for word in ("mismatched", "0.750", "58.0", "own score", "3.2"))
-    both = {"loss": 4.5, "rouge_l": 16.9, "unseen_loss": 3.7, "unseen_rouge_l": 18.6}
-    assert "Unseen: tasks" in shown(both)
-    lines = printed(comparison_table([("zo-fedsgd", summary_of(both))]), width=80).splitlines()
-    assert max(map(len, lines)) <= 80 and any("18.6" in line and "2 s" in line for line in lines)  # nothing is cut
+    assert all(word in text for word in ("F1", "31.3", "own score", "3.2"))
+    assert not any(word in text.lower() for word in ("7.7", "9.99", "rouge", "unseen"))
+    text = shown(80, zo_fedsgd=summary_of({"loss": 4.5, "rouge_l": 16.9, "unseen_loss": 3.7, "unseen_rouge_l": 18.6}))
+    assert "Unseen: tasks" in text and max(map(len, text.splitlines())) <= 80
+    assert any("18.6" in line and "2 s" in line for line in text.splitlines())  # nothing is cut
 
 
 def test_parameters_are_those_of_each_method():
     whole, adapter = summary_of({"loss": 0.5}), {**summary_of({"loss": 0.5}), "parameters": 3, "adapter": {"rank": 1}}
-    both = printed(comparison_table([("fedavg", whole), ("ferret", whole), ("fedit", adapter)]))
+    both = shown(fedavg=whole, ferret=whole, fedit=adapter)
     assert "5 clients, 5 a round; parameters: 10 (fedavg, ferret), 3 (fedit)" in " ".join(both.split())
-    assert printed(comparison_table([("fedavg", whole), ("ferret", whole)])).startswith("10 parameters, 5 clients,")
-    assert printed(comparison_table([("fedit", adapter)])).startswith("3 parameters of an adapter, 5 clients,")
-    assert printed(comparison_table([("x", {**whole, "clients": 1, "clients_per_round": 1})])).startswith(
-        "10 parameters, 1 client, 1 a round"
-    )
+    assert shown(fedit=adapter).startswith("3 parameters of an adapter, 5 clients,")
+    alone = {**whole, "clients": 1, "clients_per_round": 1}
+    assert shown(fedavg=alone, ferret=alone).startswith("10 parameters, 1 client, 1 a round")
 
 
 def test_no_one_times_fewer_and_no_zero_times():
-    base = {
-        **summary_of({"loss": 1.0}),
-        "baseline": {"loss": 2.0},
-        "payload_bytes_up": 100.0,
-        "payload_bytes_down": 100,
-    }
-    like = {**base, "payload_bytes_up": 99.0}
-    half = {**base, "payload_bytes_up": 66.0, "payload_bytes_down": 66.0}
-    more = {**base, "payload_bytes_up": 50.0, "payload_bytes_down": 450.0}
-    few = {**base, "payload_bytes_up": 1.0, "payload_bytes_down": 1.0}
-    lines = comparison_lines([("a", base), ("like", like), ("half", half), ("more", more), ("few", few)])
+    base = {**summary_of({"loss": 1.0}), "baseline": {"loss": 2.0}}
+    sent = {"a": (100.0, 100.0), "like": (99.0, 100.0), "half": (66.0, 66.0), "more": (50.0, 450.0), "few": (1.0, 1.0)}
+    runs = {name: {**base, "payload_bytes_up": up, "payload_bytes_down": down} for name, (up, down) in sent.items()}
     ends = ["about as many bytes", "1.5 times fewer bytes", "2.5 times more bytes", "100 times fewer bytes"]
-    assert [line.rpartition("improvement with ")[2] for line in lines] == [f"{end}." for end in ends]
+    assert [line.rpartition("improvement with ")[2] for line in comparison_lines(runs)] == [f"{end}." for end in ends]
 
 
 def test_what_a_round_costs_a_client_fits_a_terminal():
@@ -63,15 +44,15 @@ def test_what_a_round_costs_a_client_fits_a_terminal():
         ("ferret", {"seconds_per_client": seconds, "exchanged": {**numbers, "scalars_up": 3900, "scalars_down": 3900}}),
         ("fedavg", {"seconds_per_client": seconds, "exchanged": {**numbers, "scalars_up": 3e9, "scalars_down": 3e9}}),
         ("feedsign", {"seconds_per_client": seconds, "exchanged": {**numbers, "bits_up": 1.0, "bits_down": 1.0}}),
-        ("of an earlier fedseed", {}),
+        ("earlier", {}),
     ]
-    text = printed(cost_table(runs), width=80)
-    assert max(map(len, text.splitlines())) <= 80
-    lines = [line.strip() for line in text.splitlines()]
-    rows = {name: next(line for line in lines if line.startswith(name)) for name, _ in runs}
-    assert rows["ferret"].split() == ["ferret", "5.6", "s", "250", "ms", "4", "ms", "24.7", "s", "30.6", "s", "7,800"]
-    assert rows["fedavg"].endswith("6.0e+09") and rows["feedsign"].endswith("2 bits")
-    assert rows["of an earlier fedseed"].split()[4:] == ["-"] * 6
+    every = {"rounds": 2, "seconds": {"local": 4.0, "evaluation": 9.0}}
+    sheet = costs_sheet("Costs", [Compared(name, [{**every, **run}]) for name, run in runs])
+    rows = {row[0]: row[1:] for row in sheet.rows}
+    assert rows["ferret"] == ["5.6 s", "250 ms", "4 ms", "24.7 s", "30.6 s", "7,800", "2 s"]
+    assert rows["fedavg"][5] == "6.0e+09" and rows["feedsign"][5] == "2 bits" and rows["earlier"][:6] == ["-"] * 6
+    text = printed(sheet.table(), width=80)
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
 
 
 def test_a_round_in_a_few_words():

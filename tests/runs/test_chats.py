@@ -1,17 +1,12 @@
 """Runs on chats, from files of chats to a model that answers, by the chat templates of three families."""
 
-import json
-
 import pytest
 
-from fedseed import Federation, Orbit
-from fedseed.models.loading import load_model
+from fedseed import Federation
 from fedseed.objectives.evaluation import generate
-from fedseed.objectives.losses import CausalLM
-from fedseed.reports.progress import Silent
 from fedseed.runs.recipe import read_recipe
 from support.chat_bases import END_OF_TURN, chat_base
-from support.command import fedseed
+from support.heard import Heard
 from support.instruction_files import write_lines
 from support.tiers import mark
 
@@ -57,7 +52,7 @@ def test_a_run_on_chats_ends_in_a_model_that_answers(tmp_path, quickly, family):
     tokenizer, model = objective.tokenizer, run.worker.space.model
     example = run_example(tmp_path)
     prompt = objective.prepare([example])[0]
-    ends = objective.encoder.ends_of(example)
+    ends = objective.ends_of(example)
     spoken = tokenizer.convert_tokens_to_ids(END_OF_TURN[family])
     assert ends == (() if spoken == tokenizer.eos_token_id else (spoken,))
     asked = prompt.ids[: prompt.response_start]
@@ -70,41 +65,13 @@ def run_example(folder):
     return read_recipe(folder / "my.toml").task.load().clients[0].examples[0]
 
 
-@pytest.mark.long
-def test_a_run_in_kilobytes_on_chats_replays_to_the_same_bits(tmp_path, quickly):
-    path = recipe(tmp_path, "llama", "ferret")
-    done = fedseed("run", path, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    assert "16 training, 0 validation and 2 held-out examples (messages)" in done.stdout
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["final"]["loss"] < summary["baseline"]["loss"]
-    model, tokenizer = load_model(str(tmp_path / "base"))
-    assert Orbit.open(tmp_path / "run" / "model.orbit").replay(model) == summary["weights_digest"]
-    # what is measured is the loss of the answers' tokens alone, in every turn
-    objective, data = CausalLM(tokenizer), read_recipe(path).task.load()
-    items = objective.prepare(data.evaluation[""])
-    assert [len(item.learnt) for item in items] == [2, 2]
-
-
-class Heard(Silent):
-    """Remembers what it is told."""
-
-    def __init__(self):
-        self.lines = []
-
-    def note(self, text):
-        self.lines.append(text)
-
-    warn = note
-
-
 def test_a_client_without_a_usable_example_is_named_once_a_run(tmp_path, quickly):
     path = recipe(tmp_path, "llama", "ferret", rounds=3)
     long = [{"role": "user", "content": "a" * 400}, {"role": "assistant", "content": "b"}]
     write_lines(tmp_path / "chats" / "cem.jsonl", [{"messages": long}])
     heard = Heard()
     result = Federation.from_file(path, ["evaluation.rouge=false"], progress=heard).run()
-    assert [line for line in heard.lines if "cem" in line] == [
+    assert [line for line in heard.said if "cem" in line] == [
         "1 of 3 clients has no usable example and sends nothing: cem",
         "1 of the clients' examples left out (over the model's 256 positions); whose: cem 1",
     ]

@@ -12,8 +12,6 @@ from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.runs.recipe import packaged_recipes, read_recipe
-from fedseed.training.settings import OPTIMIZERS
-from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -80,38 +78,6 @@ def test_every_method_names_its_devices(name, tiny, tmp_path):
             assert orbit.replay(model) == summary["weights_digest"]
 
 
-@pytest.mark.parametrize("optimizer", mark(OPTIMIZERS, lambda name: name != "adamw"))
-def test_every_optimiser_does(optimizer, tiny, tmp_path):
-    overrides = [f"model.base={tiny}", *TINY, "method.training.steps=2", f"method.training.optimizer={optimizer}"]
-    same_on_meta("small-fedavg", overrides, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["vit", "resnet"])
-def test_pictures_do(kind, image_base, cifar10, tmp_path):
-    name = "vit" if kind == "vit" else "resnet18"
-    base = image_base(kind, backbone=kind == "vit")
-    overrides = ["rounds=1", f"model.base={base}", f"task.path={cifar10()}", "method.batch=2"]
-    same_on_meta(f"published-feedsign-{name}-cifar10", overrides, tmp_path)
-
-
-@pytest.mark.long
-def test_masks_do(masked_base, original, tmp_path):
-    recipe = read_recipe("published-roberta-tasks")
-    folder = original(recipe.task.name)
-    overrides = ["rounds=2", f"model.base={masked_base}", f"task.path={folder}", "evaluation.every=2"]
-    same_on_meta("published-roberta-tasks", overrides, tmp_path)
-
-
-@pytest.mark.long
-def test_choices_do(tiny, original, tmp_path):
-    recipe = read_recipe("published-opt-tasks")
-    folder = original(recipe.task.name)
-    overrides = ["rounds=2", f"model.base={tiny}", f"task.path={folder}", "evaluation.every=2", "model.dtype=float32"]
-    overrides += ["task.examples=20", "task.validation=10"]
-    same_on_meta("published-opt-tasks", overrides, tmp_path)
-
-
 # -- where a model lies ----------------------------------------------------------------------------------------------
 
 
@@ -131,11 +97,6 @@ def test_a_torch_without_gpus_is_said_on_the_command_line(tmp_path):
     result = CliRunner().invoke(app, ["run", "quickstart-ferret", "--device", "cuda", "--out", str(tmp_path / "run")])
     assert isinstance(result.exception, RecipeError) and 'device "cuda": ' in str(result.exception)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_wrong_name_is_said_with_its_key(tmp_path):
-    result = CliRunner().invoke(app, ["run", "quickstart-ferret", "--device", "gpu", "--out", str(tmp_path / "run")])
-    assert isinstance(result.exception, RecipeError) and "model.device" in str(result.exception)
 
 
 def test_a_run_goes_on_elsewhere(tiny, tmp_path):

@@ -9,7 +9,6 @@ from fedseed import FedAvg, FedKSeed, FeedSign, Orbit
 from fedseed.errors import OrbitError, RecipeError
 from fedseed.orbit import edit
 from fedseed.reports.results import read_metrics, read_summary
-from fedseed.runs.folder import extend
 from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -57,27 +56,6 @@ def test_the_same_bits_as_with_all_rounds_from_the_start(make_problem, tmp_path,
         assert (tmp_path / "run" / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
         assert Orbit.open(tmp_path / "run" / "model.orbit").complete
     assert {p.name for p in (tmp_path / "run").iterdir()} == {p.name for p in (tmp_path / "whole").iterdir()}
-
-
-@pytest.mark.long
-def test_an_extension_that_is_interrupted_is_done_again(problem, tmp_path, monkeypatch):
-    problem.federation(problem.ferret(), out=tmp_path / "run", rounds=3).run()
-    longer = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=5)
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-
-    def fails(*words):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedseed.runs.folder.sync_folder", fails)
-    with pytest.raises(KeyboardInterrupt):
-        extend(longer.spec)
-    monkeypatch.undo()
-    # as if it had stopped one write earlier: all but the summary is that of an interrupted run
-    shutil.copy(tmp_path / "copy" / "summary.json", tmp_path / "run" / "summary.json")
-    result = longer.run(resume=True, extend=True)
-    whole = problem.federation(problem.ferret(), out=tmp_path / "whole", rounds=5).run()
-    assert without_seconds(result.metrics) == without_seconds(whole.metrics)
-    assert (tmp_path / "run" / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
 
 
 def test_what_can_not_go_on_says_so_and_is_left_alone(problem, tmp_path):

@@ -17,10 +17,9 @@ from fedseed.orbit.header import AdapterStart
 from fedseed.orbit.replay import equip
 from fedseed.reports.log import Logged
 from fedseed.reports.progress import Silent
+from fedseed.runs.parties import read_names, write_names
 from fedseed.runs.recipe import read_recipe
-from fedseed.runs.roster import read_names, write_names
-from fedseed.runs.store import OrbitStore
-from fedseed.runs.weights_file import read_weights
+from fedseed.runs.store import OrbitStore, read_weights
 from fedseed.weights.digest import base_digest
 from fedseed.weights.layout import Layout, TensorEntry
 from support.command import fedseed
@@ -123,13 +122,3 @@ def test_a_tracker_writes_a_file_of_its_own(file, tmp_path):
     (tmp_path / "a.toml").write_text(text)
     with pytest.raises(RecipeError, match=r"tracking.*file"):
         read_recipe(tmp_path / "a.toml")
-
-
-def test_a_recipes_plug_ins_are_not_run_unasked(tmp_path):
-    """What a recipe from somebody else may name, and what becomes of it (docs/extending.md)."""
-    evil = tmp_path / "evil.py"
-    evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    (tmp_path / "a.toml").write_text(f'rounds = 1\nplugins = ["{evil}"]\n[method]\nname = "feedsign"\n')
-    with pytest.raises(RecipeError, match="plugins"):
-        read_recipe(tmp_path / "a.toml")
-    assert not (tmp_path / "ran").exists()

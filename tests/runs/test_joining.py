@@ -111,31 +111,6 @@ def test_a_client_opens_its_own_file_only(folders, opened, tmp_path):
             and name != "progress.jsonl"] == ["questions.jsonl"]  # fmt: skip
 
 
-def test_where_each_holds_out_its_own_a_client_evaluates_on_that(folders):
-    checked = recipe(folders["north"], shared=False)
-    whole = recipe(folders["all"], shared=False).task.load()
-    mine = checked.task.load_clients(["north"])
-    assert mine.clients == [whole.clients[1]] and mine.evaluation == {} and mine.validation == ()
-    evaluation = checked.task.load_evaluation(["north"])
-    assert evaluation.clients == () and evaluation.notes == (
-        "evaluated on what north holds out, not the other clients",
-    )
-    assert set(evaluation.evaluation[""]) < set(whole.evaluation[""])
-    # a process that hosts all of them has what a simulation has
-    task = recipe(folders["all"], shared=False).task
-    assert task.load_evaluation(NAMES).evaluation == whole.evaluation
-    assert task.load_clients(NAMES).clients == whole.clients
-
-
-def test_labels_that_others_have_must_be_named(tmp_path):
-    for name, label in (("a", "yes"), ("b", "no")):
-        write(tmp_path / f"{name}.jsonl", [{"text": f"{name} {i}", "label": label} for i in range(4)])
-    with pytest.raises(RecipeError, match=r"task.labels: not set; name all labels"):
-        recipe(tmp_path, shared=False).task.load_clients(["a"])
-    named = recipe(tmp_path, shared=False, labels=["no", "yes"]).task
-    assert named.load_clients(["a"]).clients[0] == named.load().clients[0]
-
-
 def test_with_examples_of_its_own_a_client_opens_nothing(folders, opened):
     for name in NAMES:
         (folders["all"] / f"{name}.jsonl").write_bytes(b"\xff garbage")
@@ -146,29 +121,6 @@ def test_with_examples_of_its_own_a_client_opens_nothing(folders, opened):
     assert list(hosted.names) == list(NAMES) and list(hosted.items) == ["south"] and len(hosted.items["south"]) == 2
     with pytest.raises(RecipeError, match="--data FILE: for one --client"):
         Loading(recipe(folders["all"]), ["*"], own)
-
-
-def test_of_one_file_only_the_hosted_clients_examples_are_kept(tmp_path):
-    write(tmp_path / "all.jsonl", rows("all", 30))
-    checked = recipe(tmp_path / "all.jsonl", shared=False, clients=3)
-    load = Loading(checked, ["client-02"])
-    whole = checked.task.load()
-    assert load.names == [client.name for client in whole.clients]
-    assert load.data.clients == [whole.clients[1]] and load.data.evaluation == {}
-    assert checked.task.load_evaluation(["client-02"]).evaluation == whole.evaluation
-
-
-@pytest.mark.parametrize(
-    "task",
-    [
-        {"clients": 3, "examples": 4, "evaluation": 1, "unseen": 1},
-        {"name": "digits", "clients": 4},
-        {"name": "digits", "clients": 2, "partition": {"kind": "dirichlet", "alpha": 1.0}},
-    ],
-)
-def test_names_that_need_no_data(task):
-    found = Recipe.model_validate({"rounds": 1, "task": task, "method": {"name": "feedsign"}}).task
-    assert found.client_names() == [client.name for client in found.load().clients]
 
 
 def test_names_that_only_the_data_says(tmp_path):

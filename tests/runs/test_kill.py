@@ -1,28 +1,73 @@
 """Runs that die at any moment end as if they had not."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+import random
+import signal
+import time
+from collections import Counter
 
 import pytest
+from safetensors import safe_open
 
-METHODS = ["ferret", "fedkseed", "feedsign", "fedavg"]
-MOMENTS = {"training", "aggregation", "writing", "evaluation"}
+from support.forked import start
+from support.kill_harness import METHODS, MOMENTS, session
+
+EACH, TIMED = 2, 2  # deaths at each kind of moment, and after random times
+
+
+def ended(process):
+    """Whether it ended by itself, and was not killed."""
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode == 0
+
+
+def result(folder):
+    """What must be the same, however often the run was killed."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((folder / "summary.json").read_text())
+    for table in (*lines, summary):
+        del table["seconds"]
+    for key in ("peak_memory_bytes", "seconds_per_client", "started", "ended"):
+        del summary[key]
+    if (folder / "model.orbit").exists():
+        model = (folder / "model.orbit").read_bytes()
+    else:  # its metadata come in any order
+        with safe_open(folder / "model.safetensors", framework="np") as file:
+            model = file.metadata(), {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
+    return {"metrics": lines, "summary": summary, "model": model, "files": sorted(p.name for p in folder.iterdir())}
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(name, tmp_path):
     """SIGKILLs at each kind of moment and after random times: the digest, metrics and orbit bytes are the same.
 
     tests/cli/test_cli.py always kills one.
     """
-    harness = Path(__file__).parents[1] / "support" / "kill_harness.py"
-    command = [sys.executable, harness, tmp_path, "4", "4", *METHODS]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert list(report) == METHODS
-    for name, of in report.items():
-        assert of["kills"] == dict.fromkeys(MOMENTS, 4), (name, report)
-        assert of["same"], (name, report)
+    began = time.monotonic()
+    assert ended(start(session, name, tmp_path / "undisturbed", None, 0, tmp_path / "counts"))
+    duration, expected = time.monotonic() - began, result(tmp_path / "undisturbed")
+    seen, draw = json.loads((tmp_path / "counts").read_text()), random.Random(f"kill {name}")
+    left = [None] * TIMED + [kind for kind in MOMENTS for _ in range(EACH)]  # None: after a random time
+    draw.shuffle(left)
+    kills, runs = Counter(), 0
+    while left:
+        runs, finished = runs + 1, False
+        folder = tmp_path / str(runs)
+        while not finished:
+            if not left:
+                finished = ended(start(session, name, folder))
+            elif left[0] is None:
+                del left[0]
+                process = start(session, name, folder)
+                process.join(draw.uniform(0, 0.8 * duration))
+                process.kill()
+                finished = ended(process)
+            else:  # a session that has fewer such moments before it than a whole run ends, and the next run has it
+                number = draw.randint(1, max(1, seen[left[0]] // 2))
+                finished = ended(start(session, name, folder, left[0], number))
+                if not finished:
+                    kills[left.pop(0)] += 1
+        assert result(folder) == expected
+    assert kills == dict.fromkeys(MOMENTS, EACH)

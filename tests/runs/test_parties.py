@@ -11,10 +11,8 @@ import torch
 
 from fedseed.errors import FedseedError
 from fedseed.orbit import Orbit
-from fedseed.reports.progress import Silent
 from fedseed.runs.assembly import build
-from fedseed.runs.joining import Loading, joining
-from fedseed.runs.keeping import keep, orbit_place
+from fedseed.runs.joining import Loading, joining, keep, orbit_place
 from fedseed.runs.learner import limited
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
@@ -23,6 +21,7 @@ from fedseed.transport import transport as transport_at
 from fedseed.transport.base import Access
 from fedseed.transport.memory import Hub
 from fedseed.weights.digest import base_digest
+from support.heard import Heard
 from support.network import until
 
 NAMES = ("north", "south", "east")  # not in the order of the alphabet
@@ -71,16 +70,12 @@ def recipe(method="feedsign", rounds=4, task=(), **federation):
     })  # fmt: skip
 
 
-class Said(Silent):
+class Said(Heard):
     """Keeps what is said, and acts when a round is over."""
 
     def __init__(self, at=None, act=None):
-        self.lines, self.at, self.act = [], at, act
-
-    def note(self, text):
-        self.lines.append(text)
-
-    warn = note
+        super().__init__()
+        self.at, self.act = at, act
 
     def round(self, line):
         self.advance(line.round)
@@ -184,7 +179,7 @@ def ended(data, tmp_path_factory):
     with limited(1), files_opened() as opened:
         sites.coordinator()
         sites.site("north", OwnData(data / "north" / "north.jsonl"), folder / "north")
-        until(lambda: any("waits for clients: 1 of 3" in line for line in sites.said["north"].lines), PATIENCE,
+        until(lambda: any("waits for clients: 1 of 3" in line for line in sites.said["north"].said), PATIENCE,
               "north is not told")  # fmt: skip
         alone = sites.status()
         sites.site("south", OwnData(data / "south"), folder / "south")
@@ -197,8 +192,8 @@ def ended(data, tmp_path_factory):
 def test_the_first_to_arrive_alone_waits(ended):
     assert ended.alone["waiting"] == {"here": 1, "wanted": 3} and ended.alone["log"] is None
     assert ended.alone["round"] == 0 and ended.alone["clients"] == 3
-    assert any("1 of 3 clients are here; to come: east, south" in line for line in ended.coordinating.lines)
-    assert "welcome to run run: 3 clients" in ended.said["north"].lines
+    assert any("1 of 3 clients are here; to come: east, south" in line for line in ended.coordinating.said)
+    assert "welcome to run run: 3 clients" in ended.said["north"].said
 
 
 def test_all_end_with_the_same_weights_and_keep_the_model(ended):
@@ -265,7 +260,7 @@ def test_a_site_that_is_late_catches_up(data, shared_server, tmp_path):
     sites = Sites(checked, lambda: transport_at(Access(shared_server.url), "late"), tmp_path / "run")
 
     def east_is_here():
-        return any("welcome" in line for line in sites.said["east"].lines) or sites.failures
+        return any("welcome" in line for line in sites.said["east"].said) or sites.failures
 
     with limited(1):
         sites.coordinator()

@@ -3,9 +3,9 @@
 import pytest
 
 from fedseed import FeedSign
-from fedseed.methods.content import Content
+from fedseed.methods.payload import Content
 from fedseed.reports.results import RoundLine
-from fedseed.runs.costs import exchanged, mean_exchanged, seconds_per_client
+from fedseed.runs.costs import exchanged, seconds_per_client
 from fedseed.runs.loop import merge_rounds
 
 
@@ -36,12 +36,6 @@ def test_numbers_are_means_over_those_who_take_part():
         "bits_down": 1,
     }  # fmt: skip
     assert set(exchanged(0, 0, [], Content(5, 2, 1), []).values()) == {0}
-
-
-def test_means_over_rounds_leave_out_what_is_not_known():
-    known = RoundLine(3, 3, exchanged={"scalars_up": 4.0}), RoundLine(4, exchanged={"scalars_up": 8.0})
-    assert mean_exchanged([*known, RoundLine(13, 9)]) == {"scalars_up": 5.0}
-    assert mean_exchanged([RoundLine(1)]) == {}
 
 
 @pytest.mark.parametrize("stepwise", [False, True])

@@ -1,7 +1,6 @@
 """Taking up runs: what must be the same, what is refused, disks that are full, clients that come late."""
 
 import json
-import os
 import resource
 import shutil
 import subprocess
@@ -14,10 +13,10 @@ from safetensors.torch import save_file
 from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, Sign, TopK, ZOFedSGD
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.federation.worker import Worker
-from fedseed.methods.content import Content
-from fedseed.reports.progress import Silent
+from fedseed.methods.payload import Content
 from fedseed.reports.results import read_metrics
-from fedseed.runs.downloads import Downloads, restored
+from fedseed.runs.costs import Downloads, restored
+from support.heard import Heard
 from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -27,14 +26,14 @@ class StoppedError(Exception):
     pass
 
 
-def stop_after(federation, rounds, monkeypatch=None):
+def stop_after(federation, rounds):
     """Let the run die when a round begins."""
     opened = federation.coordinator.open
 
-    def opening(number):
+    def opening(number, *more):
         if number > rounds:
             raise StoppedError
-        return opened(number)
+        return opened(number, *more)
 
     federation.coordinator.open = opening
     with pytest.raises(StoppedError):
@@ -47,21 +46,13 @@ def without_seconds(lines):
 
 def methods(problem):
     fast = {"basis": "rademacher", "batch": 8, "scale": 1e-3}
+    eleven = {"rounds": 11, "evaluate_every": 4}
     return {
         "ferret": (problem.ferret(allocation="previous", blocks=2), {}),
         "fedkseed": (FedKSeed(**fast, candidates=64, steps=5, learning_rate=1e-2), {}),
-        "adam": (
-            FeedSign(**fast, learning_rate=1e-2, optimizer="adam", votes_per_round=3),
-            {"rounds": 11, "evaluate_every": 4},
-        ),
-        "from-base": (
-            FeedSign(**fast, learning_rate=1e-2, small_steps="from-base"),
-            {"rounds": 11, "evaluate_every": 4},
-        ),
-        "stochastic": (
-            ZOFedSGD(**fast, learning_rate=1e-2, small_steps="stochastic"),
-            {"rounds": 7, "evaluate_every": 4},
-        ),
+        "adam": (FeedSign(**fast, learning_rate=1e-2, optimizer="adam", votes_per_round=3), eleven),
+        "from-base": (FeedSign(**fast, learning_rate=1e-2, small_steps="from-base"), eleven),
+        "stochastic": (ZOFedSGD(**fast, learning_rate=1e-2, small_steps="stochastic"), eleven),
         "fedavg": (FedAvg(training=problem.training, global_rate=0.5), {}),
         "fedavg-stochastic": (FedAvg(training=problem.training.model_copy(update={"small_steps": "stochastic"})), {}),
         "ferret-master": (problem.ferret(training=problem.training.model_copy(update={"small_steps": "master"})), {}),
@@ -186,13 +177,7 @@ def test_private_steps_stay_though_they_can_not_be_drawn_again(problem, tmp_path
 
 
 def test_torn_files_are_cut_back_and_said(problem, tmp_path):
-    heard = []
-
-    class Listener(Silent):
-        def warn(self, text):
-            heard.append(text)
-
-    out = tmp_path / "run"
+    heard, out = Heard(), tmp_path / "run"
     whole = problem.federation(problem.ferret(), out=tmp_path / "whole").run()
     stop_after(problem.federation(problem.ferret(), out=out), 3)
     orbit = (out / "model.orbit").read_bytes()
@@ -200,19 +185,10 @@ def test_torn_files_are_cut_back_and_said(problem, tmp_path):
     with open(out / "metrics.jsonl", "a") as file:
         file.write('{"round": 4, "clien')
     (out / "progress.jsonl").write_text('{"round": 4}\n{"rou')
-    result = problem.federation(problem.ferret(), out=out, progress=Listener()).run(resume=True)
-    assert "step 3 is cut short" in heard[0] and "cut back to step 2" in heard[0]
+    result = problem.federation(problem.ferret(), out=out, progress=heard).run(resume=True)
+    assert "step 3 is cut short" in heard.warnings[0] and "cut back to step 2" in heard.warnings[0]
     assert without_seconds(result.metrics) == without_seconds(whole.metrics)
     assert (out / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
-
-
-def test_where_copies_are_kept_is_not_what_a_run_is(problem, tmp_path):
-    """A run goes on with another offload_base (an older fedseed wrote false), and with activation checkpointing."""
-    recipe = 'rounds = 6\nseed = 3\n[model]\noffload_base = false\n[method]\nname = "ferret"\n'
-    stop_after(problem.federation(problem.ferret(), out=tmp_path, recipe_text=recipe), 3)
-    other = recipe.replace("offload_base = false", 'offload_base = "auto"\nactivation_checkpointing = true')
-    result = problem.federation(problem.ferret(), out=tmp_path, recipe_text=other).run(resume=True)
-    assert result.summary["rounds"] == 6
 
 
 def test_what_does_not_fit_is_refused_and_left_alone(problem, tmp_path):
@@ -269,14 +245,14 @@ def test_a_finished_run_is_not_changed(problem, tmp_path):
 def test_a_federation_runs_once_and_one_process_runs_in_a_folder(problem, tmp_path):
     federation = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=2)
     second = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=2)
-    evaluate = federation._evaluate
+    evaluate = federation.hosted.evaluate
 
     def meanwhile(model):
         with pytest.raises(FedseedError, match="another process is running"):
             second.run(resume=True)
         return evaluate(model)
 
-    federation._evaluate = meanwhile
+    federation.hosted.evaluate = meanwhile
     federation.run()
     with pytest.raises(FedseedError, match="make a new one"):
         federation.run(resume=True)
@@ -351,26 +327,6 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(make_problem, tmp_p
     assert result.summary["weights_digest"] == whole.summary["weights_digest"]
 
 
-def test_a_folder_that_can_not_be_written(problem, tmp_path):
-    folder = tmp_path / "locked"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=64k", "tmpfs", folder], capture_output=True)
-    folder.chmod(0o500) if mounted.returncode else None
-    try:
-        if mounted.returncode and os.geteuid() == 0:
-            pytest.skip("root writes anywhere, and mounting is not allowed")
-        for place in (folder, folder / "below"):
-            with pytest.raises(StorageError, match=r"can't be written: (Read-only|Permission)"):
-                problem.federation(problem.ferret(), out=place).run()
-    finally:
-        if mounted.returncode == 0:
-            subprocess.run(["umount", folder], check=True)
-        folder.chmod(0o700)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="can't be written"):
-        problem.federation(problem.ferret(), out=tmp_path / "file" / "run").run()
-
-
 # -- clients that come late --------------------------------------------------------------------------------------------
 
 
@@ -382,22 +338,22 @@ def test_a_late_client_needs_the_base_and_the_orbit_only(make_problem, tmp_path,
     federation = problem.federation(method, out=tmp_path / "run", **settings)
     joining = federation.spec.rounds // 2
     late = []
-    opened, close, planned = federation.coordinator.open, federation.coordinator.close, federation.coordinator.plan
-    compared = []
+    coordinator, compared = federation.coordinator, []
+    opened, close, train = coordinator.open, coordinator.close, federation.worker.train_all
 
-    def opening(number):
+    def opening(number, *more):
         if number == joining:
             worker = Worker(problem.model(), method, federation.worker.objective, federation.spec.seed)
             worker.catch_up(Orbit.parse((tmp_path / "run" / "model.orbit").read_bytes()).steps())
             late.append(worker)
-        return opened(number)
+        return opened(number, *more)
 
-    def planning(client):
-        plan = planned(client)
-        for worker in late:  # it trains as the others would
-            answer = worker.train(plan, client, federation.items[client]).message
-            compared.append(answer == federation.worker.train(plan, client, federation.items[client]).message)
-        return plan
+    def training(plans, clients, items, known=None):  # it trains as the others would
+        answers = train(plans, clients, items, known)
+        for worker in late:
+            again = worker.train_all(plans, clients, items, known)
+            compared.append([a.message for a in again] == [a.message for a in answers])
+        return answers
 
     def closing():
         step = close()
@@ -405,19 +361,11 @@ def test_a_late_client_needs_the_base_and_the_orbit_only(make_problem, tmp_path,
             worker.apply(step)
         return step
 
-    federation.coordinator.open, federation.coordinator.plan = opening, planning
-    federation.coordinator.close = closing
+    coordinator.open, federation.worker.train_all = opening, training
+    coordinator.close = closing
     summary = federation.run().summary
     assert late[0].space.digest() == summary["weights_digest"]
     assert compared and all(compared)
-
-
-def test_a_late_client_with_the_wrong_steps_is_told(problem, tmp_path):
-    problem.federation(problem.ferret(), out=tmp_path / "run").run()
-    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
-    federation = problem.federation(problem.ferret())
-    with pytest.raises(OrbitError, match="after step 6 the weights' digest is"):
-        federation.worker.catch_up(orbit.records[1:])
 
 
 # -- counting downloads ------------------------------------------------------------------------------------------------

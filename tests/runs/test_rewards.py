@@ -9,7 +9,6 @@ from fedseed import Orbit
 from fedseed.errors import RecipeError
 from fedseed.federation.network_client import NetworkClient
 from fedseed.models.loading import load_model
-from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import read_recipe, stored_recipe
@@ -71,13 +70,6 @@ def test_a_run_measures_the_reward_and_its_orbit_is_the_model(place):
     assert orbit.replay(load_model("small")[0]) == summary["weights_digest"]
 
 
-@pytest.mark.long
-def test_the_tuned_model_is_evaluated_with_the_reward(place):
-    summary = summary_of(place / "runs" / "recipe")
-    evaluated = fedseed("evaluate", "runs/recipe", "--trust-plugins", cwd=place)
-    assert f"{summary['final']['reward']:.3f}" in evaluated.stdout, evaluated.stdout + evaluated.stderr
-
-
 def test_a_function_is_not_run_unasked(place):
     (place / "unread.py").write_text("raise SystemExit(9)")
     (place / "theirs.toml").write_text(RECIPE.replace("rewards.py", "unread.py"))
@@ -109,24 +101,6 @@ def test_a_wrong_table_is_named(place, sets, problem):
     (place / "wrong.toml").write_text(text)
     with pytest.raises(RecipeError, match=problem):
         read_recipe(place / "wrong.toml", sets, trust_plugins=True)
-
-
-def test_pictures_have_no_answers(place):
-    with pytest.raises(RecipeError, match=r'task.name = "digits": reward: no answers are generated from a Picture'):
-        build(read_recipe("digits-zo-fedsgd", ['reward={name="exact_match"}']))
-
-
-@pytest.mark.long
-def test_resumed_it_is_the_same_run(place):
-    words = ("recipe.toml", "--trust-plugins", "--out", "runs/again")
-    first = fedseed("run", *words, "--set", "rounds=2", cwd=place)
-    assert first.returncode == 0, first.stderr
-    second = fedseed("run", *words, "--resume", "--rounds", "4", cwd=place)
-    assert second.returncode == 0, second.stderr
-    assert (
-        summary_of(place / "runs" / "again")["weights_digest"]
-        == summary_of(place / "runs" / "recipe")["weights_digest"]
-    )
 
 
 @pytest.mark.long

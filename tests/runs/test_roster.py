@@ -9,9 +9,8 @@ from fedseed.errors import RecipeError
 from fedseed.federation.network_client import NetworkClient
 from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
-from fedseed.runs.parties import load_data
+from fedseed.runs.parties import load_data, names_beforehand, with_keys
 from fedseed.runs.recipe import Recipe, read_recipe
-from fedseed.runs.roster import names_beforehand, with_keys
 from fedseed.tasks.data import ClientData
 from fedseed.transport.keys import make
 from fedseed.transport.memory import Hub
@@ -89,8 +88,6 @@ def test_the_list_of_the_keys(tmp_path):
         with_keys(recipe(enrolment="open", start_with=2), keys)
     with pytest.raises(RecipeError, match=r'--clients-from: task.name = "digits"'):
         with_keys(recipe({"name": "digits"}), keys)
-    (keys / "clients.json").unlink()  # of an earlier fedseed: a key is a client
-    assert with_keys(recipe(), keys).federation.clients == ["pair", "c"]
     with pytest.raises(RecipeError, match=r"--clients-from .*: no clients.json there"):
         with_keys(recipe(), tmp_path)
 

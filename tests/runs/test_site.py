@@ -87,18 +87,6 @@ def test_data_that_is_not_there_is_said(clients, own, text, tmp_path, monkeypatc
         Loading(recipe(), clients, own=own)
 
 
-def test_for_a_task_with_clients_of_its_own_all_of_the_file_is_training(tmp_path):
-    """As before; held-out examples are the task's."""
-    path = write(tmp_path / "mine.jsonl", FORMS["prompt, response"])
-    settings = {"rounds": 1, "task": {"clients": 2, "examples": 4, "evaluation": 1, "unseen": 1}}
-    checked = Recipe.model_validate({**settings, "method": {"name": "feedsign"}})
-    load = Loading(checked, ["client-02"], own=OwnData(path))
-    assert load.names == ["client-01", "client-02"] and not load.party
-    assert [len(client.examples) for client in load.data.clients] == [4]
-    with pytest.raises(RecipeError, match="held-out data of its own"):
-        Loading(checked, ["client-02"], own=OwnData(path, evaluation=0.5))
-
-
 def test_a_local_file(tmp_path):
     file = tmp_path / "north" / "site.toml"
     file.parent.mkdir()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedseed import FedAvg, FeedSign
 from fedseed.errors import RecipeError
-from fedseed.reports.results import RoundLine, read_metrics
+from fedseed.reports.results import RoundLine
 from fedseed.runs import stopping
 from fedseed.runs.assembly import build
 from fedseed.runs.loop import Backend
@@ -36,30 +36,6 @@ def test_patience_counts_evaluations_since_the_best_one():
             "early": early, "best_round": 1, "best_validation_loss": 2.0,
         }  # fmt: skip
     assert stopping.describe(lines(3.0), None, 1) is None
-
-
-def problem(make_problem, validation):
-    made = make_problem()
-    calls = iter(validation)
-    return made, lambda model: {"loss": 1.0, "validation_loss": next(calls)}
-
-
-@pytest.mark.long
-def test_a_run_stops_and_a_resumed_one_stops_there_too(make_problem, tmp_path):
-    losses = [3.0, 2.0, 2.5, 2.6, 2.7, 2.8]
-
-    def federation(out, values):
-        made, evaluation = problem(make_problem, values)
-        return made.federation(made.ferret(), out=out, rounds=30, evaluate_every=1, evaluation=evaluation, patience=3)
-
-    whole = federation(tmp_path / "whole", losses).run().summary
-    assert whole["rounds"] == 4
-    assert whole["stopped"] == {"early": True, "best_round": 1, "best_validation_loss": 2.0}
-    assert len(read_metrics(tmp_path / "whole")) == 5
-    shutil.copytree(tmp_path / "whole", tmp_path / "again")
-    (tmp_path / "again" / "summary.json").unlink()  # killed just before the end
-    again = federation(tmp_path / "again", []).run(resume=True).summary
-    assert again["rounds"] == 4 and again["weights_digest"] == whole["weights_digest"]
 
 
 class KilledError(Exception):
@@ -93,7 +69,7 @@ def scripted(out, method, losses, killed=None, place=None, **settings):
 
         setattr(owner, name, wrapped)
 
-    wrap(federation.coordinator, "open", lambda number: number)
+    wrap(federation.coordinator, "open", lambda number, *_: number)
     wrap(federation, "record", lambda number, *_: number)  # the step is lost
     wrap(federation, "examine", lambda line, evaluate: line.round)  # the step counts, its line is lost
     return federation

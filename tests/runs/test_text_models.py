@@ -7,13 +7,10 @@ import torch
 
 from fedseed import Federation, Orbit
 from fedseed.errors import RecipeError
-from fedseed.experiments.reckoning import reckon
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
-from fedseed.runs.recipe import read_recipe
 from support.command import fedseed
 from support.text_bases import write
-from support.tiers import mark
 
 ADJECTIVES = ["great", "bad", "good", "terrible"]
 ROWS = [(f"the film was {ADJECTIVES[i % 4]}", ["positive", "negative"][i % 2]) for i in range(20)]
@@ -78,16 +75,6 @@ def test_a_round_of_each_method_and_its_replay(place, base, data, method, tmp_pa
     assert orbit.replay(model) == summary["weights_digest"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("base", mark(["bert", "llama", "t5"], lambda base: base != "bert"))
-def test_they_learn_what_a_word_says(place, base, quickly):
-    kind = [] if base != "llama" else ["model.architecture=classification"]
-    settings = ["rounds=3", "evaluation.every=3", "method.training.steps=15", "method.training.optimizer=adamw", *kind]
-    summary = Federation.from_file(recipe(place, base, "labels", "fedavg"), settings).run().summary
-    assert summary["final"]["accuracy"] == 100 > summary["baseline"]["accuracy"] - 1
-    assert summary["final"]["loss"] < 0.3 * summary["baseline"]["loss"]
-
-
 def test_the_replayed_folder_is_what_transformers_loads(place, tmp_path, quickly):
     from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
@@ -104,25 +91,6 @@ def test_the_replayed_folder_is_what_transformers_loads(place, tmp_path, quickly
         for name, p in expected.state_dict().items():
             assert torch.equal(p, model.state_dict()[name]), name
     assert model.config.id2label == {0: "negative", 1: "positive"}
-
-
-def test_adapters(place, tmp_path, quickly):
-    settings = ["model.adapter.kind=lora", "rounds=1"]
-    heads = ['model.trainable=["*lora_*", "*classifier*"]', *settings]
-    for base, data, more, names in (
-        ("t5", "answers", settings, {"lora_A", "lora_B"}),
-        ("bert", "labels", heads, {"lora_A", "lora_B", "classifier"}),
-    ):
-        run, out = tmp_path / base, tmp_path / f"{base}-adapter"
-        summary = Federation.from_file(recipe(place, base, data, "ferret"), more, out=run).run().summary
-        orbit = Orbit.open(run / "model.orbit")
-        assert {n for n in names for t in orbit.header.layout.tensors if n in t.name} == names
-        assert all(any(n in t.name for n in names) for t in orbit.header.layout.tensors)
-        assert summary["parameters"] < 4000
-        replayed = fedseed("orbit", "replay", run / "model.orbit", "--out", out)
-        assert summary["weights_digest"] in replayed.stdout
-    saved = json.loads((tmp_path / "t5-adapter" / "adapter_config.json").read_text())
-    assert saved["task_type"] == "SEQ_2_SEQ_LM"
 
 
 def test_the_prefix_is_read_by_the_encoder_and_refused_elsewhere(place, quickly):
@@ -143,15 +111,3 @@ def test_what_does_not_fit_is_said(place):
         Federation.from_file(recipe(place, "bert", "answers"))
     with pytest.raises(RecipeError, match="the model is LlamaForCausalLM; the task needs an encoder-decoder"):
         Federation.from_file(recipe(place, "llama", "answers"), ["model.architecture=seq2seq"])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("base", "data", "method"),
-    [("bart", "labels", "feedsign"), pytest.param("bert", "labels", "fedavg", marks=pytest.mark.slow)],
-)
-def test_memory_is_reckoned(place, base, data, method):
-    found = reckon(read_recipe(recipe(place, base, data, method)))
-    model, _ = load_model(str(place / base), head=Head(("negative", "positive"), 1) if base == "bert" else None)
-    assert found.parameters == found.trained == sum(p.numel() for p in model.parameters())
-    assert dict(found.parts).get("gradients", 4 * found.trained) == 4 * found.trained

@@ -6,7 +6,6 @@ import random
 import signal
 import threading
 from collections import Counter
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +16,12 @@ from safetensors import safe_open
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.runs import workers as workers_module
 from fedseed.runs.assembly import build
-from fedseed.runs.learner import limited
 from fedseed.runs.recipe import read_recipe, stored_recipe
 from fedseed.runs.workers import MOST_DEATHS, Team, Workers
+from support.heard import Heard
 from support.network import until
 from support.tiers import mark
-from support.worker_runs import RUNS, endless, federation, not_loading, workers
+from support.worker_runs import RUNS, SUBPROCESS, endless, federation, not_loading, workers
 
 FIVE = ["ferret", "fedkseed", "feedsign", "fedavg"]  # FedIT needs a model that takes LoRA: see below
 LONG = pytest.mark.long
@@ -35,8 +34,6 @@ pytestmark = pytest.mark.usefixtures("quickly")
 @pytest.fixture
 def forked(monkeypatch):
     """Workers that start in no time. Tests that do without this have the real ones."""
-    from support.forked_workers import SUBPROCESS
-
     monkeypatch.setattr(workers_module, "subprocess", SUBPROCESS)
 
 
@@ -53,29 +50,6 @@ def outcome(result):
         with safe_open(folder / "model.safetensors", framework="np") as file:
             model = file.metadata(), {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
     return {"summary": summary, "metrics": metrics, "model": model}
-
-
-class Heard:
-    """Progress that remembers what it was told."""
-
-    def __init__(self):
-        self.warnings, self.notes = [], []
-
-    @contextmanager
-    def running(self, name, rounds):
-        yield
-
-    def round(self, line):
-        pass
-
-    def advance(self, number):
-        pass
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def warn(self, text):
-        self.warnings.append(text)
 
 
 def _many(name, count):
@@ -112,18 +86,7 @@ def test_gradients_that_one_process_adds_up_are_not_dealt_out():
     run = federation("fedsgd", workers=workers("fedsgd", 2), progress=heard)
     assert run.team is None
     assert run.run().summary["weights_digest"] == federation("fedsgd").run().summary["weights_digest"]
-    assert any("fedsgd" in note and "federation.joint = false" in note for note in heard.notes)
-
-
-@pytest.mark.long
-def test_a_client_that_has_nothing_to_send_is_told_of_as_in_one_process(forked):
-    """Its losses are NaN."""
-    heard = []
-    for team in (None, workers("ferret", 2, rounds=2, spoilt=True)):
-        progress = Heard()
-        federation("ferret", rounds=2, spoilt=True, workers=team, progress=progress).run()
-        heard.append(progress.warnings)
-    assert heard[0] == heard[1] and "client-2 sends nothing: loss is nan at local step 1" in heard[0][0]
+    assert any("fedsgd" in note and "federation.joint = false" in note for note in heard.said)
 
 
 TINY = ["rounds=2", "federation.per_round=4", "task.clients=4", "task.examples=5", "task.evaluation=1", "task.unseen=0",
@@ -170,30 +133,6 @@ def test_the_command_with_workers_ends_with_the_same_files(tmp_path, request, co
             with safe_open(kept, framework="np") as file:
                 files.append({key: file.get_tensor(key).tobytes() for key in file.keys()})  # noqa: SIM118
     assert files[0] == files[1]
-
-
-def test_compare_hands_on_how_many(monkeypatch, tmp_path):
-    """To runs one after the other, and to a sweep."""
-    from fedseed.experiments.sweeps import Sweeping
-    from fedseed.runs import assembly
-    from support.command import fedseed
-
-    asked = []
-
-    def built(recipe, out, progress, workers, threads):
-        asked.append((workers, threads))
-        raise RecipeError("enough")
-
-    def swept(self):
-        asked.append((self.how.workers, self.how.threads))
-        raise RecipeError("enough")
-
-    monkeypatch.setattr(assembly, "build", built)
-    monkeypatch.setattr(Sweeping, "run", swept)
-    words = ["compare", "quickstart-ferret", "quickstart-fedavg", "--out", tmp_path / "out", "--workers", 3]
-    assert fedseed(*words).stderr == "fedseed: enough\n"
-    assert fedseed(*words, "--threads", 2, "--seeds", "1,2").stderr == "fedseed: enough\n"
-    assert asked == [(3, None), (3, 2)]
 
 
 # -- workers that die --------------------------------------------------------------------------------------------------
@@ -288,15 +227,6 @@ def test_workers_killed_at_ten_random_moments_change_nothing(tmp_path, forked, m
     assert len(died) in (9, 10)  # the last one may have died with the run
 
 
-@pytest.mark.slow
-def test_workers_of_an_adapter_killed_at_ten_random_moments_change_nothing(tmp_path, forked, monkeypatch):
-    recipe = read_recipe("small-fedit", [*TINY, "rounds=5", "method.training.steps=2"])
-    alone = outcome(build(recipe, tmp_path / "alone", threads=1).run())
-    killer = Killer(10, 1, monkeypatch)
-    assert outcome(build(recipe, tmp_path / "shared", workers=2, threads=1).run()) == alone
-    assert len(killer.hit) == 10
-
-
 @pytest.mark.long
 def test_a_worker_that_has_loaded_nothing_again_and_again_ends_the_run(forked):
     heard = Heard()
@@ -333,13 +263,6 @@ def test_what_one_process_would_raise_is_raised(forked, act, kind, text):
 
 
 @pytest.mark.long
-def test_a_worker_that_can_not_load_says_why(forked):
-    run = federation("ferret", workers=Workers(partial(not_loading, "refuse"), 2))
-    with pytest.raises(RecipeError, match="this client's examples are no good"):
-        run.run()
-
-
-@pytest.mark.long
 def test_a_worker_with_another_base_is_refused(forked):
     run = federation("ferret", workers=workers("ferret", 1, dtype=torch.bfloat16))
     with pytest.raises(FedseedError, match="worker 1 has loaded another model"):
@@ -369,10 +292,10 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path, forked, name):
         run = federation(name, out=tmp_path / "run", workers=team)
         opened = run.coordinator.open
 
-        def opening(number, stop=stop, opened=opened):
+        def opening(number, *more, stop=stop, opened=opened):
             if number == stop:
                 raise StoppedError
-            return opened(number)
+            return opened(number, *more)
 
         run.coordinator.open = opening
         with pytest.raises(StoppedError):
@@ -448,23 +371,6 @@ def test_passes_that_several_processes_share_are_those_of_one():
         (a.cost.losses, a.cost.forward_passes) for a in alone
     ]
     assert together[0].cost.seconds["local"] == pytest.approx(sum(seen.seconds for seen in known.values()))
-
-
-def test_threads_are_as_before_afterwards():
-    before = torch.get_num_threads()
-    with limited(3):
-        assert torch.get_num_threads() == 3
-        with limited(None):
-            assert torch.get_num_threads() == 3
-    assert torch.get_num_threads() == before
-    assert federation("ferret", rounds=1, threads=2).run().summary["threads"] == 2
-    assert torch.get_num_threads() == before
-
-
-def test_threads_are_shared_out_by_default():
-    with limited(4):
-        counts = [Workers(federation, count).threads for count in (1, 2, 3, 8)]
-    assert counts == [4, 2, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["quickstart-ferret", "small-fedit", "published-fedmezo"])

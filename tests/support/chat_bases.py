@@ -7,6 +7,8 @@ Gemma's "model", its refusal of a system role and of turns that do not alternate
 
 import json
 
+from support.text_bases import save
+
 TEXTS = [
     "You are a helpful assistant. Be short. What is the capital of France? Paris, of course. And of Italy? It is Rome.",
     "user assistant system model tool Thank you! Hello, how are you? I am well. Two and two make four. weather in Bonn",
@@ -70,18 +72,15 @@ def chat_tokenizer(family, template=None):
     if family == "gemma":  # sentencepiece's manner: blanks are written out, unknown characters become bytes
         tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
         tokenizer.normalizer = normalizers.Replace(" ", "▁")
-        tokenizer.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()],
-        )
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
         alphabet = []
     else:
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=460, special_tokens=SPECIAL[family], initial_alphabet=alphabet, max_token_length=8
-    )
+    special = SPECIAL[family]
+    trainer = trainers.BpeTrainer(vocab_size=460, special_tokens=special, initial_alphabet=alphabet, max_token_length=8)
     tokenizer.train_from_iterator(TEXTS, trainer)
     if family == "gemma":
         parts = json.loads(tokenizer.to_str())
@@ -89,45 +88,16 @@ def chat_tokenizer(family, template=None):
         for byte in range(256):
             vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
         tokenizer = Tokenizer.from_str(json.dumps(parts))
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, **NAMES[family], additional_special_tokens=SPECIAL[family][2:]
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **NAMES[family], additional_special_tokens=special[2:])
     fast.chat_template = TEMPLATES[family] if template is None else template
     return fast
 
 
 def chat_base(folder, family, template=None):
     """Writes a tiny random base of a family, with its tokenizer, and returns the folder."""
-    import torch
-    from transformers import (
-        GemmaConfig,
-        GemmaForCausalLM,
-        LlamaConfig,
-        LlamaForCausalLM,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-    )
-
     tokenizer = chat_tokenizer(family, template)
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "initializer_range": 0.1,
-    }
-    torch.manual_seed(0)
-    model = {
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**sizes)),
-        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**sizes)),
-        "gemma": lambda: GemmaForCausalLM(GemmaConfig(**sizes, head_dim=8)),
-    }[family]()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.1,
+             **({"head_dim": 8} if family == "gemma" else {})}  # fmt: skip
+    tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    return save(folder, tokenizer, family, "AutoModelForCausalLM", {**sizes, **tokens})

@@ -20,69 +20,27 @@ def jsonl(rows):
 def superglue(name, count, dev):
     """Rows of a SuperGLUE file with all the fields that the published ones have."""
     for i in range(count):
-        text = f"{'dev' if dev else 'train'} text {i} says so."
-        yes = i % 2 == 0
+        text, yes, so = f"{'dev' if dev else 'train'} text {i} says so.", i % 2 == 0, {"version": 1.1}
+        entails, span = ("entailment", "contradiction", "neutral")[i % 3], {"span2_index": 9, "span1_index": 5}
+        answers = [{"text": "so", "idx": 0, "label": 1}, {"text": "no", "idx": 1, "label": 0}]
+        ann, bob, rome = ({"start": start, "end": end} for start, end in ((0, 2), (8, 10), (15, 18)))
+        named = [{**bob, "text": "Bob"}, {**rome, "text": "Rome"}] if yes else [{**ann, "text": "Ann"}]
+        story = f"Ann met Bob in Rome {i}.\n@highlight\nBob is {text}\n@highlight\nAnn left"
         yield {
             "rte": {"premise": text, "hypothesis": f"It is {i}.", "label": ("entailment", "not_entailment")[i % 2]},
-            "cb": {
-                "premise": text,
-                "hypothesis": f"it is {i}",
-                "label": ("entailment", "contradiction", "neutral")[i % 3],
-            },
+            "cb": {"premise": text, "hypothesis": f"it is {i}", "label": entails},
             "boolq": {"question": f"is it number {i}", "passage": text, "label": yes},
-            "wsc": {
-                "text": f"{text} Mark told Pete lies.",
-                "target": {"span2_index": 9, "span1_index": 5, "span1_text": "Mark", "span2_text": "He"},
-                "label": yes,
-            },
-            "wic": {
-                "word": "place",
-                "sentence1": f"A place {i}.",
-                "sentence2": text,
-                "start1": 2,
-                "start2": 0,
-                "end1": 7,
-                "end2": 3,
-                "version": 1.1,
-                "label": yes,
-            },
-            "multirc": {
-                "version": 1.1,
-                "passage": {
-                    "text": text,
-                    "questions": [
-                        {
-                            "question": f"What is number {i}?",
-                            "answers": [{"text": "so", "idx": 0, "label": 1}, {"text": "no", "idx": 1, "label": 0}],
-                            "idx": 0,
-                        }
-                    ],
-                },
-            },
-            "copa": {
-                "premise": text,
-                "choice1": f"It rained {i} times.",
-                "choice2": "I was out.",
-                "question": ("cause", "effect")[i % 2],
-                "label": i % 2,
-            },
-            "record": {
-                "source": "Daily mail",
-                "passage": {
-                    "text": f"Ann met Bob in Rome {i}.\n@highlight\nBob is {text}\n@highlight\nAnn left",
-                    "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}, {"start": 15, "end": 18}],
-                },
-                "qas": [
-                    {
-                        "query": f"@placeholder was seen {i} times",
-                        "answers": [{"start": 8, "end": 10, "text": "Bob"}, {"start": 15, "end": 18, "text": "Rome"}]
-                        if yes
-                        else [{"start": 0, "end": 2, "text": "Ann"}],
-                        "idx": i,
-                    }
-                ],
-            },
-        }[name] | {"idx": i}
+            "wsc": {"text": f"{text} Mark told Pete lies.", "label": yes,
+                    "target": {**span, "span1_text": "Mark", "span2_text": "He"}},
+            "wic": {"word": "place", "sentence1": f"A place {i}.", "sentence2": text, "label": yes, **so,
+                    "start1": 2, "start2": 0, "end1": 7, "end2": 3},
+            "multirc": {**so, "passage": {"text": text, "questions": [
+                {"question": f"What is number {i}?", "answers": answers, "idx": 0}]}},
+            "copa": {"premise": text, "choice1": f"It rained {i} times.", "choice2": "I was out.",
+                     "question": ("cause", "effect")[i % 2], "label": i % 2},
+            "record": {"source": "Daily mail", "passage": {"text": story, "entities": [ann, bob, rome]},
+                       "qas": [{"query": f"@placeholder was seen {i} times", "answers": named, "idx": i}]},
+        }[name] | {"idx": i}  # fmt: skip
 
 
 def squad(count, dev):
@@ -92,38 +50,31 @@ def squad(count, dev):
         answers = [{"text": f"the {name} {i}", "answer_start": 0}, {"text": f"{name} {i}", "answer_start": 4}]
         return {"id": f"{name}{i}", "question": f" What is number {i}?", "answers": answers[: 1 + dev]}
 
-    articles = [
-        {
-            "title": f"Article_{a}",
-            "paragraphs": [
-                {"context": f"the {name} {i} is here", "qas": [question(i), question(i + 1)]}
-                for i in range(a, count, 6)
-            ],
-        }
-        for a in (0, 2, 4)
-    ]
-    return json.dumps({"data": articles, "version": "1.1"})
+    def article(a):
+        about = (
+            {"context": f"the {name} {i} is here", "qas": [question(i), question(i + 1)]} for i in range(a, count, 6)
+        )
+        return {"title": f"Article_{a}", "paragraphs": list(about)}
+
+    return json.dumps({"data": [article(a) for a in (0, 2, 4)], "version": "1.1"})
 
 
 def drop(count, dev):
     date = {"day": "", "month": "", "year": ""}
-    kinds = (
-        {"number": "3", "date": date, "spans": []},
-        {"number": "", "date": {"day": "4", "month": "May", "year": "1901"}, "spans": []},
-        {"number": "", "date": date, "spans": ["Ann", "Bob"]},
-    )
-    passages = {}
-    for p in range(count // 3):
-        pairs = []
-        for i, answer in enumerate(kinds):
-            validated = [{"number": "", "date": date, "spans": [f"about {i}"]}, answer] if dev else []
-            ids = {"query_id": f"{p}-{i}"}
-            pairs.append(
-                {"question": f"How many in {p}, {i}? ", "answer": answer, **ids, "validated_answers": validated}
-            )
-        wiki = {"wiki_url": "https://example.org", "qa_pairs": pairs}
-        passages[f"nfl_{p}"] = {"passage": f"{'dev' if dev else 'train'} passage {p}", **wiki}
-    return json.dumps(passages)
+    none = {"number": "", "date": date, "spans": []}
+    may = {"day": "4", "month": "May", "year": "1901"}
+    kinds = ({**none, "number": "3"}, {**none, "date": may}, {**none, "spans": ["Ann", "Bob"]})
+
+    def pair(p, i):
+        validated = [{**none, "spans": [f"about {i}"]}, kinds[i]] if dev else []
+        asked = {"question": f"How many in {p}, {i}? ", "query_id": f"{p}-{i}"}
+        return {**asked, "answer": kinds[i], "validated_answers": validated}
+
+    def passage(p):
+        about = {"passage": f"{'dev' if dev else 'train'} passage {p}", "wiki_url": "https://example.org"}
+        return {**about, "qa_pairs": [pair(p, i) for i in range(3)]}
+
+    return json.dumps({f"nfl_{p}": passage(p) for p in range(count // 3)})
 
 
 def inference(rows, labels):

@@ -8,6 +8,7 @@ first that imports a module for that. CPU_TIME_FILE=name writes all of it, a lin
 
 import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,14 +21,13 @@ spent = []
 def used(pid=None):
     """CPU seconds of a process and of all that it started: those that live, and those that were waited for."""
     pid = pid or os.getpid()
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        children = [
-            int(p) for task in Path(f"/proc/{pid}/task").iterdir() for p in (task / "children").read_text().split()
-        ]
-    except OSError:
-        return 0.0  # it has ended
-    return sum(map(int, fields[11:15])) / TICKS + sum(map(used, children))
+    seconds = 0.0
+    with suppress(OSError):  # it has ended, or one of its threads
+        seconds = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15])) / TICKS
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                seconds += sum(used(int(child)) for child in (task / "children").read_text().split())
+    return seconds
 
 
 @pytest.hookimpl(wrapper=True)

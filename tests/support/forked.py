@@ -23,7 +23,8 @@ CONTEXT.set_forkserver_preload(["support.forked_ready"])
 def start(target, *args, daemon=False):
     """A process that does `target(*args)`, which is a function of a module."""
     paths = {"PYTHONPATH": os.pathsep.join(sys.path), "FORKED_PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    with mock.patch.dict(os.environ, paths):  # older Pythons do not tell the server where modules are
+    alone = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}  # a server with threads could not fork
+    with mock.patch.dict(os.environ, {**paths, **alone}):  # older Pythons do not tell the server where modules are
         forkserver.ensure_running()
     process = CONTEXT.Process(target=_begin, args=(target, *args), daemon=daemon)
     process.start()

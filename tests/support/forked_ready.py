@@ -8,10 +8,13 @@ import gc
 import sys
 
 import pytest  # noqa: F401
-import torch._dynamo  # noqa: F401
 
-import support.command_line
+import fedseed.cli.app
+import fedseed.reports.plots
+import fedseed.reports.tables
+import fedseed.runs.assembly  # noqa: F401
 import support.compiled
+import support.network
 import support.worker_runs
 
 for name, module in list(sys.modules.items()):  # of those that were there

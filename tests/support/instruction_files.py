@@ -29,15 +29,11 @@ def write_natural_instructions(folder, train=None, test=None):
         (folder / "splits" / "default" / f"{split}_tasks.txt").write_text(names)
         for name, rows in of_split.items():
             content = {
-                "Contributors": ["nobody"],
-                "Source": ["made by a test"],
-                "Categories": ["Text Completion"],
-                "Definition": [f"Do what {name} says.", "Another wording."],
-                "Positive Examples": [{"input": "a", "output": "b", "explanation": "c"}],
-                "Negative Examples": [],
+                "Contributors": ["nobody"], "Source": ["made by a test"], "Categories": ["Text Completion"],
+                "Definition": [f"Do what {name} says.", "Another wording."], "Instance License": ["Unknown"],
+                "Positive Examples": [{"input": "a", "output": "b", "explanation": "c"}], "Negative Examples": [],
                 "Instances": [{"id": f"{name}-{i}", "input": x, "output": y} for i, (x, y) in enumerate(rows)],
-                "Instance License": ["Unknown"],
-            }
+            }  # fmt: skip
             (folder / "tasks" / f"{name}.json").write_text(json.dumps(content, indent=4))
     return folder
 
@@ -72,11 +68,8 @@ LANGUAGES = ("C", "C#", "C++", "Go", "Java", "PHP", "Pascal", "Python", "Scala",
 
 def write_code_alpaca(path, each=6):
     """Write a file in the form of rosetta_alpaca.json: the language is the input."""
-    rows = [
-        {"instruction": f"Print {i}.", "input": language, "output": f"print\u00a0{i}"}
-        for i in range(each)
-        for language in LANGUAGES
-    ]
+    said = [(i, language) for i in range(each) for language in LANGUAGES]
+    rows = [{"instruction": f"Print {i}.", "input": name, "output": f"print\u00a0{i}"} for i, name in said]
     path.write_text(json.dumps(rows), encoding="utf-8")
     return path
 
@@ -84,12 +77,7 @@ def write_code_alpaca(path, each=6):
 def write_gsm8k(folder, train=30, test=6):
     """Write a folder in the form of GSM8K: train.jsonl and test.jsonl."""
     for name, count in (("train", train), ("test", test)):
-        rows = [
-            {
-                "question": f"{name}: {i} and {i}?",
-                "answer": f"It is {i}+{i} = <<{i}+{i}={2 * i}>>{2 * i}.\n#### {2 * i}",
-            }
-            for i in range(count)
-        ]
+        answers = [f"It is {i}+{i} = <<{i}+{i}={2 * i}>>{2 * i}.\n#### {2 * i}" for i in range(count)]
+        rows = [{"question": f"{name}: {i} and {i}?", "answer": answer} for i, answer in enumerate(answers)]
         write_lines(folder / f"{name}.jsonl", rows)
     return folder

@@ -4,20 +4,39 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
+import sys
 import time
+import traceback
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import torch
+import torch._dynamo  # this and the rest: forked processes (`forked_ready.py`) need not import it
+
+import fedseed.federation.answers
+import fedseed.federation.introduction
+import fedseed.federation.secure
+import fedseed.runs.network
 from fedseed import Orbit
 from fedseed.federation.large import is_stored
 from fedseed.federation.messages import Message
+from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import Entry, read_step
+from fedseed.privacy.secure.messages import Phase
+from fedseed.reports.progress import Silent
+from fedseed.runs.joining import part_of
+from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport import transport
 from fedseed.transport.base import Access
-from support.forked import CONTEXT, start
+from fedseed.transport.keys import make
+from fedseed.transport.nats_end import NatsEnd
+from support.forked import start
+from support.problem import Problem
+from support.secure import Liar
 
 WITHOUT = "FEDSEED_WITHOUT_NATS"  # set it to leave out the tests that need nats-server
 
@@ -49,9 +68,26 @@ class Server:
         self.process.kill()
         self.process.wait()
 
-    @property
-    def log(self):
-        return (self.folder / "server.log").read_text()
+    def exchange_store(self, kept):
+        """Stop, keep what is stored in a folder that is not there, or come back with what the folder has."""
+        store = (self.folder if self.config is None else self.config.parent) / "store"
+        self.kill()
+        if kept.exists():
+            shutil.rmtree(store)
+            shutil.copytree(kept, store)
+        else:
+            shutil.copytree(store, kept)
+        self.start()
+
+
+def keyed_server(folder, run, clients, **settings):
+    """One with TLS and keys, in its folder `keys`, as `fedseed keys` makes them."""
+    port, keys = free_port(), Path(folder) / "keys"
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    make(run, keys, clients, ["localhost", "127.0.0.1"], port, **settings)
+    server = Server(folder, keys / "nats-server.conf", port)
+    server.keys, server.url = keys, f"tls://127.0.0.1:{port}"
+    return server
 
 
 def free_port():
@@ -85,47 +121,30 @@ async def until_async(true, seconds, what):
         await asyncio.sleep(0.02)
 
 
-class Starter:
-    """Starts processes; see network_processes.py."""
-
-    def __init__(self):
-        self._orders, theirs = CONTEXT.Pipe()
-        self._process = start(_take_orders, theirs, daemon=True)
-        theirs.close()
-
-    def order(self, **order):
-        self._orders.send(order)
-        return self._orders.recv()
-
-    def stop(self):
-        self._orders.close()
-        self._process.join()
-
-
-def _take_orders(orders):
-    from support.network_processes import main
-
-    main(orders)
-
-
 class Child:
-    """One of the processes."""
+    """A coordinator or a host as a process of its own.
 
-    def __init__(self, starter, log, **order):
-        self.log, self._starter, self.code = log, starter, None
-        self.pid = starter.order(log=str(log), **order)
+    Args:
+        log: where what it prints goes; what it says of its progress, and its digest, lie beside.
+        order: see `coordinator` and `host`.
+    """
+
+    def __init__(self, log, **order):
+        self.log = log
+        self.process = start(_live, {"log": str(log), **order}, daemon=True)
+
+    @property
+    def code(self):
+        return self.process.exitcode
 
     def signal(self, number):
-        os.kill(self.pid, number)
+        os.kill(self.process.pid, number)
 
     def kill(self):
-        if self.code is None:
-            self.signal(signal.SIGKILL)
-            self.wait()
+        self.process.kill()
+        self.process.join()
 
     def ended(self):
-        if self.code is None:
-            self.code = self._starter.order(role="wait", pid=self.pid)
         return self.code is not None
 
     def wait(self, seconds=240):
@@ -146,15 +165,127 @@ class Child:
         assert self.wait() == 0, f"{self.said}{self.text}"
         return Path(f"{self.log}.digest").read_text()
 
+    def round(self):
+        """The last of which it has said something."""
+        return max((int(line.split()[1]) for line in self.said.splitlines() if line.startswith("round ")), default=0)
+
     def reached(self, number):
-        return any(line.startswith("round ") and int(line.split()[1]) >= number for line in self.said.splitlines())
+        return self.round() >= number
+
+
+def _live(order):
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    if "inline" in order:  # messages above go through the object store
+        NatsEnd.largest = order["inline"]
+    code = 1
+    try:
+        files = (None if order.get(name) is None else Path(order[name]) for name in ("key", "ca", "server_log"))
+        way = transport(Access(order["nats"], *files), order["run"])
+        role = {"coordinator": coordinator, "host": host}[order["role"]]
+        digest = role(order, Recipe.model_validate(order["recipe"]), way, Written(order["log"] + ".said"))
+        Path(order["log"] + ".digest").write_text(digest)
+        code = 0
+    except BaseException as error:
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {error}")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Written(Silent):
+    """Writes what is said into a file."""
+
+    def __init__(self, path):
+        self.file = open(path, "a", buffering=1)  # noqa: SIM115
+
+    def round(self, line):
+        self.advance(line.round)
+
+    def advance(self, number):
+        self.file.write(f"round {number}\n")
+
+    def note(self, text):
+        self.file.write(f"note {text}\n")
+
+    def warn(self, text):
+        self.file.write(f"warning {text}\n")
+
+
+def coordinator(order, recipe, way, progress):
+    """Args: order: has `out`, and may have `fresh` and `pictures`."""
+    if not order.get("pictures"):
+        fedseed.runs.network.draw_apart = lambda *_: None
+    result = coordinate(recipe, order["run"], way, Path(order["out"]), order.get("fresh", False), progress)
+    return result.summary["weights_digest"]
+
+
+def host(order, recipe, way, progress):
+    """Args: order: has `clients`, and may have
+
+    - `skew`: seconds that its clock is fast;
+    - `other_base`: whether its first weight is another one;
+    - `slow`: seconds before each training;
+    - `hang_at`: the round in which it hangs;
+    - `drift_at`: the round after which its weights are others;
+    - `lie`: how it lies in secure sums (`support.secure.LIES`);
+    - `silent`: the phase of secure sums in which it says nothing.
+    """
+    if "lie" in order:
+        fedseed.federation.secure.SecureClient = partial(Liar, lie=order["lie"])
+    if "silent" in order:
+        try_ask = fedseed.federation.answers.Answers.try_ask
+
+        async def says(self):
+            if self._asks and self._asks[0][1][0] == Phase[order["silent"]]:
+                return bool(self._asks.popleft())
+            return await try_ask(self)
+
+        fedseed.federation.answers.Answers.try_ask = says
+    if "skew" in order:
+        clock = SimpleNamespace(**{**vars(time), "time": lambda: time.time() + order["skew"]})
+        fedseed.federation.introduction.time = clock
+    problem = Problem()
+    if order.get("other_base"):
+        other = problem.model()
+        move(other.parameters())
+        problem.model = lambda: other
+    load = lambda: part_of(federation_of(problem, recipe), order["clients"])  # noqa: E731
+    joined = NetworkClient(way, order["run"], load, recipe.rounds, progress)
+    worker = joined.hosted.worker
+    train_all, apply = worker.train_all, worker.apply
+
+    def slow(*arguments):
+        time.sleep(order.get("slow", 0))
+        if order.get("hang_at") == joined.at + 1:
+            time.sleep(3600)
+        return train_all(*arguments)
+
+    def wrong(step):
+        result = apply(step)
+        if order.get("drift_at") == joined.at + 1:
+            move(worker.space.parameters)
+        return result
+
+    worker.train_all, worker.apply = slow, wrong
+    return joined.run()
+
+
+def move(parameters):
+    """Make the first weight another one."""
+    with torch.no_grad():
+        next(iter(parameters)).view(-1)[0] += 1
 
 
 class Network:
     """One run: its server, its coordinator and its hosts."""
 
-    def __init__(self, starter, server, folder, recipe, run="test", **common):
-        self.starter, self.server, self.folder, self.run = starter, server, folder, run
+    def __init__(self, server, folder, recipe, run="test", **common):
+        self.server, self.folder, self.run = server, folder, run
         self.recipe = {"seed": 3, "rounds": 6, "evaluation": {"every": 2}, **recipe}
         self.recipe["federation"] = {"joint": False, "dead_after": 30.0, **self.recipe.get("federation", {})}
         self.common = {"nats": server.url, **common}
@@ -164,7 +295,7 @@ class Network:
     def _start(self, role, name, **order):
         log = self.folder / f"{name}-{len(self.children)}.log"
         order = {"run": self.run, "recipe": self.recipe, **self.common, **order}
-        child = Child(self.starter, log, role=role, **order)
+        child = Child(log, role=role, **order)
         self.children.append(child)
         return child
 
@@ -173,6 +304,13 @@ class Network:
 
     def host(self, *numbers, **order):
         return self._start("host", f"host{numbers[0]}", clients=[f"client-{n}" for n in numbers], **order)
+
+    def client(self, name, progress, recipe=None, orbit=None):
+        """A client in this process."""
+        checked = Recipe.model_validate(recipe or self.recipe)
+        load = lambda: part_of(federation_of(Problem(), checked), [name])  # noqa: E731
+        way = transport(Access(self.common["nats"]), self.run)
+        return NetworkClient(way, self.run, load, checked.rounds, progress, orbit)
 
     def stop(self):
         for child in self.children:
@@ -235,19 +373,23 @@ def repeats(refusals):
     return all("has answered round" in reason for reasons in refusals.values() for reason in reasons)
 
 
-def in_process(problem, recipe, per_round=None):
-    """The summary and metrics of the same run in one process."""
+def federation_of(problem, recipe, **more):
+    """The small problem's federation as a recipe, or its table, wants it."""
     checked = Recipe.model_validate(recipe)
-    result = problem.federation(
-        checked.method,
-        rounds=checked.rounds,
-        seed=checked.seed,
-        per_round=checked.federation.count(len(problem.clients)),
-        evaluate_every=checked.evaluation.every,
-        joint=checked.federation.joint,
-        digest=checked.model.digest,
-        digest_every=checked.evaluation.digest_every,
-        secure_sums=checked.secure_sums,
-        aggregation=checked.aggregation,
-    ).run()
-    return result
+    settings = {
+        "rounds": checked.rounds,
+        "seed": checked.seed,
+        "per_round": checked.federation.count(len(problem.clients)),
+        "evaluate_every": checked.evaluation.every,
+        "joint": checked.federation.joint,
+        "digest": checked.model.digest,
+        "digest_every": checked.evaluation.digest_every,
+        "secure_sums": checked.secure_sums,
+        "aggregation": checked.aggregation,
+    }
+    return problem.federation(checked.method, **{**settings, **more})
+
+
+def in_process(problem, recipe):
+    """The summary and metrics of the same run in one process."""
+    return federation_of(problem, recipe).run()

@@ -7,7 +7,21 @@ from fedseed import Federation, Ferret
 from fedseed.objectives.losses import Supervised
 from fedseed.training.settings import LocalTraining
 
-TRAINING = LocalTraining(learning_rate=0.3, batch=8, accumulation=2, steps=5)
+STEPS = {"learning_rate": 0.3, "batch": 8, "accumulation": 2, "steps": 5}
+TRAINING = LocalTraining(**STEPS)
+METHODS = {  # as recipes have them
+    "ferret": {"name": "ferret", "directions": 300, "basis": "hadamard", "blocks": "one", "seeds": "shared",
+               "allocation": "previous", "training": STEPS},
+    "feedsign": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8},
+    "fedkseed-pro": {"name": "fedkseed", "basis": "hadamard", "basis_size": 64, "candidates": 64, "steps": 6,
+                     "learning_rate": 1e-2, "scale": 1e-3, "batch": 8, "importance": True},
+    "zo-fedsgd": {"name": "zo-fedsgd", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8},
+    "fedavg": {"name": "fedavg", "global_rate": 1.5, "training": STEPS},
+    "fedadam": {"name": "fedavg", "server": "adam", "global_rate": 0.01, "training": STEPS},
+    "fedsgd": {"name": "fedsgd", "learning_rate": 0.1, "batch": 8},
+    "fedmezo": {"name": "fedmezo", "travel": "tensors", "personal": "update", "steps": 4, "learning_rate": 1e-2,
+                "batch": 8},
+}  # fmt: skip
 
 
 class Problem:

@@ -49,16 +49,16 @@ def opt(folder):
     save(OPTForCausalLM(config).half(), folder, binary=True)
 
 
-def roberta(folder):
+def roberta(folder, **sizes):
     """RoBERTa: byte pairs with <s>, </s> and <mask>, 32-bit weights, 514 positions of which two are never used."""
     from transformers import RobertaConfig, RobertaForMaskedLM
 
     size = byte_pairs(folder, ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"])
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RobertaTokenizer"}))
-    config = RobertaConfig(
-        vocab_size=size, hidden_size=HIDDEN, intermediate_size=24, num_hidden_layers=LAYERS, num_attention_heads=2,
-        max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5,
-    )  # fmt: skip
+    defaults = {"hidden_size": HIDDEN, "intermediate_size": 24, "max_position_embeddings": 514, "type_vocab_size": 1}
+    config = RobertaConfig(vocab_size=size, num_hidden_layers=LAYERS, num_attention_heads=2, layer_norm_eps=1e-5,
+                           **{**defaults, **sizes})  # fmt: skip
+    torch.manual_seed(0)
     save(RobertaForMaskedLM(config), folder)
 
 

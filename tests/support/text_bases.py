@@ -23,46 +23,37 @@ def word_tokenizer(around="{} </s>", **names):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL, **names)
 
 
+KINDS = {  # what the tokenizer puts around a text, and its names; the model's class and sizes
+    "t5": ("{} </s>", {}, "AutoModelForSeq2SeqLM", {
+        "d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 4, "pad_token_id": 0, "eos_token_id": 1,
+        "decoder_start_token_id": 0}),
+    "bart": ("<s> {} </s>", {"bos_token": "<s>"}, "AutoModelForSeq2SeqLM", {
+        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 20,
+        "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 3, "decoder_start_token_id": 1,
+        "forced_eos_token_id": 1, "init_std": 0.3}),
+    "bert": ("[CLS] {} [SEP]", {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},
+             "AutoModelForMaskedLM", {
+        "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+        "max_position_embeddings": 40, "pad_token_id": 0, "initializer_range": 0.3}),
+    "llama": ("<s> {}", {"bos_token": "<s>"}, "AutoModelForCausalLM", {
+        "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
+        "max_position_embeddings": 64, "bos_token_id": 3, "eos_token_id": 1, "initializer_range": 0.2}),
+}  # fmt: skip
+
+
 def write(folder, kind):
-    """Write a base of a kind ("t5", "bart", "bert", "llama") into a folder and return the folder."""
-    import transformers as t
+    """Write a base of a kind into a folder and return the folder."""
+    around, names, model, sizes = KINDS[kind]
+    return save(folder, word_tokenizer(around, **names), kind, model, sizes)
+
+
+def save(folder, tokenizer, kind, model, sizes):
+    """Write a random model and its tokenizer."""
+    import transformers
 
     torch.manual_seed(0)
-    if kind == "t5":
-        tokenizer = word_tokenizer()
-        model = t.T5ForConditionalGeneration(
-            t.T5Config(
-                vocab_size=len(tokenizer), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4,
-                pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
-            )
-        )  # fmt: skip
-    elif kind == "bart":
-        tokenizer = word_tokenizer("<s> {} </s>", bos_token="<s>")
-        model = t.BartForConditionalGeneration(
-            t.BartConfig(
-                vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-                decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=20,
-                pad_token_id=0, eos_token_id=1, bos_token_id=3, decoder_start_token_id=1, forced_eos_token_id=1,
-                init_std=0.3,
-            )
-        )  # fmt: skip
-    elif kind == "bert":
-        tokenizer = word_tokenizer("[CLS] {} [SEP]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]")
-        model = t.BertForMaskedLM(
-            t.BertConfig(
-                vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-                intermediate_size=32, max_position_embeddings=40, pad_token_id=0, initializer_range=0.3,
-            )
-        )  # fmt: skip
-    else:
-        tokenizer = word_tokenizer("<s> {}", bos_token="<s>")
-        model = t.LlamaForCausalLM(
-            t.LlamaConfig(
-                vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
-                intermediate_size=64, max_position_embeddings=64, bos_token_id=3, eos_token_id=1,
-                initializer_range=0.2,
-            )
-        )  # fmt: skip
-    model.save_pretrained(folder)
+    config = transformers.AutoConfig.for_model(kind, vocab_size=len(tokenizer), **sizes)
+    getattr(transformers, model).from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -78,16 +78,6 @@ def test_some_clients_and_a_validation_set(natural_instructions):
             load(folder, **settings)
 
 
-def test_the_same_seed_draws_the_same_whatever_else_is_listed(natural_instructions):
-    folder = natural_instructions()
-    first, again, other = load(folder), load(folder), load(folder, seed=1)
-    assert first == again
-    assert first.clients != other.clients
-    listed = folder / "splits" / "default" / "train_tasks.txt"
-    listed.write_text("\n".join(reversed(listed.read_text().split()[1:])))  # one task less, another order
-    assert load(folder).clients == list(reversed(first.clients[1:]))
-
-
 def spoil(folder, change):
     path = folder / "tasks" / "task001_copy.json"
     content = json.loads(path.read_text())
@@ -99,10 +89,7 @@ def spoil(folder, change):
     ("change", "text"),
     [
         (lambda c: c.pop("Definition"), r'task001_copy.json: no "Definition"'),
-        (lambda c: c.update(Definition=[]), r'"Definition" must begin with a text'),
         (lambda c: c["Instances"][3].pop("input"), r'task001_copy.json: Instances\[3\]: no "input"'),
-        (lambda c: c["Instances"][4].update(input=7), r'Instances\[4\]: "input" = 7: text is expected'),
-        (lambda c: c["Instances"].insert(5, "text"), r"Instances\[5\]: a JSON object is expected"),
     ],
 )
 def test_a_malformed_task_is_named_with_its_place(natural_instructions, change, text):

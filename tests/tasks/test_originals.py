@@ -1,6 +1,5 @@
 """Every data set of MeZO's two suites: from a small file in the original format to one round of training."""
 
-import json
 from collections import Counter
 
 import pytest
@@ -11,7 +10,6 @@ from fedseed import Federation
 from fedseed.errors import RecipeError
 from fedseed.tasks import CLOZE, MEZO
 from fedseed.tasks.data import MASK, Choice, Cloze, Example
-from support.tiers import mark
 
 TASKS = {str(task.model_fields["name"].default): task for task in (*MEZO, *CLOZE)}
 OPT = [str(task.model_fields["name"].default) for task in MEZO]
@@ -45,35 +43,6 @@ def test_loads_splits_and_deals(name, original):
     assert tuning.evaluation == {"": data.validation} and tuning.clients == data.clients
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_partitions_follow_labels(name, original):
-    """Dirichlet with a small alpha gives most clients few labels; by field, a client is a label."""
-    folder = original(name, train=300)
-    sizes = {"examples": 90} if name in OPT else {"k": 12}
-
-    def labels(partition, **more):
-        clients = task(name, folder, partition=partition, **sizes, **more).load().clients
-        return [[label_of(name, example) for example in client.examples] for client in clients]
-
-    even, skewed = labels({"kind": "iid"}), labels({"kind": "dirichlet", "alpha": 0.05}, clients=3)
-    if name != "drop":  # a passage has but three questions
-        assert sum(len(set(mine)) for mine in skewed) / 3 < sum(len(set(mine)) for mine in even) / 5
-    # what the partition's picture shows is what it went by
-    shown = task(name, folder, **sizes).load().clients[0]
-    assert len(shown.labels) == len(shown.examples) and all(shown.labels)
-    field = {"squad": "title", "drop": "passage"}.get(name, "label")
-    alone = labels({"kind": "field", "field": field})
-    assert all(len(set(mine)) == 1 for mine in alone) and len(alone) == len({m for mine in even for m in mine})
-    with pytest.raises(RecipeError, match=f'task.partition.field = "colour": "{name}" has "{field}"'):
-        labels({"kind": "field", "field": "colour"})
-
-
-def label_of(name, example):
-    if name in ("squad", "drop"):
-        return example.prompt.split("\n")[0]  # the title, the passage
-    return example.gold
-
-
 def test_labels_are_named_by_what_answers_them(original):
     def held(name):
         return {label for client in task(name, original(name)).load().clients for label in client.labels}
@@ -90,7 +59,7 @@ SMALL = ["federation.per_round=2", "rounds=1", "task.clients=3", "task.evaluatio
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", mark(TASKS, lambda name: list(TASKS).index(name) % 2))
+@pytest.mark.parametrize("name", ["squad", "record", "mnli"])
 def test_trains_a_round(name, original, masked_base, tmp_path):
     base, sizes = ("small", ["task.examples=9", "task.validation=3"]) if name in OPT else (masked_base, ["task.k=2"])
     recipe = tmp_path / "recipe.toml"
@@ -120,56 +89,33 @@ def first(name, folder, text=None, **changed):
     return [row.example for row in found._read(folder, found.train_files)[0]]
 
 
+NLI = (" Yes", " Maybe", " No")
 PROMPTS = {
     "sst2": Choice("train film 0 is so-so It was", (" terrible", " great"), 0),
     "rte": Choice('train text 0 says so.\nDoes this mean that "It is 0." is true? Yes or No?\n', ("Yes", "No"), 0),
-    "cb": Choice(
-        'Suppose train text 0 says so. Can we infer that "it is 0"? Yes, No, or Maybe?\n', ("Yes", "No", "Maybe"), 0
-    ),
+    "cb": Choice('Suppose train text 0 says so. Can we infer that "it is 0"? Yes, No, or Maybe?\n',
+                 ("Yes", "No", "Maybe"), 0),
     "boolq": Choice("train text 0 says so. Is it number 0?\n", ("Yes", "No"), 0),
-    "wsc": Choice(
-        "train text 0 says so. Mark told Pete lies.\nIn the previous sentence, does the pronoun "
-        '"He" refer to Mark? Yes or No?\n',
-        ("No", "Yes"),
-        1,
-    ),
-    "wic": Choice(
-        'Does the word "place" have the same meaning in these two sentences? Yes, No?\nA place 0.\n'
-        "train text 0 says so.\n",
-        ("No", "Yes"),
-        1,
-    ),
-    "multirc": Choice(
-        'train text 0 says so.\nQuestion: What is number 0?\nI found this answer "so". Is that correct? Yes or No?\n',
-        ("No", "Yes"),
-        1,
-    ),
+    "wsc": Choice("train text 0 says so. Mark told Pete lies.\nIn the previous sentence, does the pronoun "
+                  '"He" refer to Mark? Yes or No?\n', ("No", "Yes"), 1),
+    "wic": Choice('Does the word "place" have the same meaning in these two sentences? Yes, No?\nA place 0.\n'
+                  "train text 0 says so.\n", ("No", "Yes"), 1),
+    "multirc": Choice('train text 0 says so.\nQuestion: What is number 0?\nI found this answer "so". Is that correct? '
+                      "Yes or No?\n", ("No", "Yes"), 1),
     "copa": Choice("train text 0 says so because", (" it rained 0 times.", " I was out."), 0, teacher_forcing=True),
-    "record": Choice(
-        "Ann met Bob in Rome 0.\n- Bob is train text 0 says so.\n- Ann left\n-",
-        (" Ann was seen 0 times", " Bob was seen 0 times", " Rome was seen 0 times"),
-        1,
-        (1, 2),
-        teacher_forcing=True,
-    ),
-    "squad": Example(
-        "Title: Article_0\nContext: the train 0 is here\nQuestion: What is number 0?\nAnswer:",
-        " the train 0",
-        ("the train 0",),
-        stop="\n",
-    ),
-    "drop": Example("Passage: train passage 0\nQuestion: How many in 0, 0?\nAnswer:", " 3", ("3",), stop="\n"),
+    "record": Choice("Ann met Bob in Rome 0.\n- Bob is train text 0 says so.\n- Ann left\n-",
+                     (" Ann was seen 0 times", " Bob was seen 0 times", " Rome was seen 0 times"), 1, (1, 2), True),
+    "squad": Example("Title: Article_0\nContext: the train 0 is here\nQuestion: What is number 0?\nAnswer:",
+                     " the train 0", ("the train 0",), "\n"),
+    "drop": Example("Passage: train passage 0\nQuestion: How many in 0, 0?\nAnswer:", " 3", ("3",), "\n"),
     "sst2-mask": Cloze(f"train film 0 is so-so It was {MASK}.", (" terrible", " great"), 0),
     "sst5": Cloze(f"It ( train0 ) It was {MASK}.", (" terrible", " bad", " okay", " good", " great"), 0),
-    "snli": Cloze(f"A man is number 0.? {MASK}, Somebody counts to 0.", (" Yes", " Maybe", " No"), 0),
-    "mnli": Cloze(f"A man is number 0.? {MASK}, Somebody counts to 0.", (" Yes", " Maybe", " No"), 2),
+    "snli": Cloze(f"A man is number 0.? {MASK}, Somebody counts to 0.", NLI, 0),
+    "mnli": Cloze(f"A man is number 0.? {MASK}, Somebody counts to 0.", NLI, 2),
     "rte-mask": Cloze(f'No "weapons" 0.? {MASK}, Weapons train found.', (" Yes", " No"), 0),
-    "trec": Cloze(
-        f"{MASK}: What is the café number 0 ?",
-        (" Description", " Entity", " Expression", " Human", " Location", " Number"),
-        0,
-    ),
-}
+    "trec": Cloze(f"{MASK}: What is the café number 0 ?",
+                  (" Description", " Entity", " Expression", " Human", " Location", " Number"), 0),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -199,25 +145,6 @@ def test_every_class_is_the_right_one(original):
     assert {name: golds(name, original) for name in expected} == expected
 
 
-def test_copa_and_boolq_keep_to_their_sentences(original):
-    folder = original("copa")
-    rows = '{"premise": "I ran", "choice1": "I fell.", "choice2": "It\'s late.", "question": "effect", "label": 1}\n'
-    assert first("copa", folder, rows) == [Choice("I ran so", (" I fell.", " it's late."), 1, teacher_forcing=True)]
-    folder = original("boolq")
-    rows = '{"question": "is it?", "passage": "P.", "label": false}\n'
-    assert first("boolq", folder, rows) == [Choice("P. Is it?\n", ("Yes", "No"), 1)]
-
-
-def test_numbers_stand_for_classes(original):
-    """Copies of the data sets in other formats number the classes."""
-    for name, label, gold in (("rte", 1, 1), ("cb", 2, 2), ("boolq", 1, 0), ("wsc", 0, 0), ("copa", 1, 1)):
-        folder = original(name)
-        line = (folder / "train.jsonl").read_text().splitlines()[0]
-        start = line.index('"label": ')
-        end = min(line.index(mark, start) for mark in (",", "}") if mark in line[start:])
-        assert first(name, folder, f'{line[:start]}"label": {label}{line[end:]}\n')[0].gold == gold
-
-
 def test_answers_of_drop_and_squad(original):
     squad = task("squad", original("squad")).load().evaluation[""][0]
     assert squad.response == f" {squad.answers[0]}" and len(squad.answers) == 2
@@ -244,12 +171,6 @@ def test_labels_without_agreement_are_left_out_and_counted(original):
         "9 training and 9 validation examples of 52 in the train file, 9 test examples of 18 in the dev file",
         "10 rows left out (annotators did not agree on a label)",
     )
-    assert (
-        task("mnli", original("mnli"))
-        .load()
-        .notes[0]
-        .endswith("9 test examples of 18, 9 mismatched test examples of 18 in the dev file")
-    )
 
 
 def test_a_class_with_few_rows_gives_what_it_has(original):
@@ -274,10 +195,7 @@ def test_smooth_pairs_read_as_one_sentence(original):
 @pytest.mark.parametrize("name", ["sst5", "trec"])
 def test_csv_files_without_a_header(name, tmp_path):
     for file in ("train.csv", "test.csv"):
-        (tmp_path / file).write_text("".join(f'{i % 6 % 5},"text {i}, ""quoted"""\n' for i in range(30)))
-    if name == "trec":
-        for file in ("train.csv", "test.csv"):
-            (tmp_path / file).write_text("".join(f'{i % 6},"text {i}, ""quoted"""\n' for i in range(30)))
+        (tmp_path / file).write_text("".join(f'{i % 5},"text {i}, ""quoted"""\n' for i in range(30)))
     found = first(name, tmp_path)
     assert 'text 1, "quoted"' in found[1].text and found[1].gold == 1
     (tmp_path / "train.csv").write_text("0,a\n7,b\n")
@@ -370,46 +288,3 @@ def test_nobody_shares_an_example_and_none_is_lost(folder, clients, examples, va
     assert len(held) == clients and max(map(len, held)) - min(map(len, held)) <= 1
     assert all(p.startswith("train") for p in everything)
     assert all(e.prompt.startswith("dev") for e in data.evaluation[""])
-
-
-def test_jsonl_gives_the_same(sst2, tmp_path):
-    folder = sst2()
-    other = tmp_path / "jsonl"
-    other.mkdir()
-    for source, target in (("train.tsv", "train.jsonl"), ("dev.tsv", "validation.jsonl")):
-        lines = (folder / source).read_text().splitlines()[1:]
-        pairs = [line.split("\t") for line in lines]
-        text = "".join(json.dumps({"sentence": s, "label": int(y), "idx": i}) + "\n" for i, (s, y) in enumerate(pairs))
-        (other / target).write_text(text)
-    assert sst2_of(other) == sst2_of(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("train.tsv", "sentence\tlabel\ngood \t1\nbad\n", r"train.tsv line 3: 1 columns, the header has 2: sentence"),
-        ("train.tsv", "sentence\tlabel\ngood \t2\n", r"train.tsv line 2: \"label\" = '2': 0 or 1 is expected"),
-        ("train.tsv", "sentence\tlabel\n", r"train.tsv: it has no row"),
-        ("train.tsv", "", r"train.tsv: it is empty"),
-    ],
-)
-def test_what_is_wrong_in_a_table_is_named(sst2, name, text, message):
-    folder = sst2()
-    (folder / name).write_text(text)
-    with pytest.raises(RecipeError, match=message):
-        sst2_of(folder)
-
-
-def test_missing_files_and_too_few_rows_of_sst2(sst2, tmp_path):
-    with pytest.raises(RecipeError, match=r"task.path = .*nowhere.*no such folder; .*SST-2"):
-        sst2_of(tmp_path / "nowhere")
-    folder = sst2()
-    with pytest.raises(
-        RecipeError, match=r"task.examples = 55 and task.validation = 10: 65 rows are needed, .* has 60"
-    ):
-        sst2_of(folder, examples=55)
-    with pytest.raises(RecipeError, match=r"task.clients = 31: 30 examples are not enough"):
-        sst2_of(folder, clients=31)
-    (folder / "dev.tsv").unlink()
-    with pytest.raises(RecipeError, match=r"the folder has no dev.tsv or dev.jsonl or validation.jsonl"):
-        sst2_of(folder)

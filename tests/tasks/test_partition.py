@@ -56,6 +56,7 @@ def test_proportions_follow_dirichlet(alpha):
     assert abs(shares.var() - variance) < 4 * np.sqrt((fourth - variance**2) / draws)
 
 
+@pytest.mark.long
 def test_minimum_is_kept_or_explained():
     labels = [i % 7 for i in range(2000)]
     assert min(len(mine) for mine in Dirichlet(alpha=0.5, minimum=10).deal(labels, 40, 2)) >= 10
@@ -65,15 +66,6 @@ def test_minimum_is_kept_or_explained():
         Dirichlet(alpha=0.1, minimum=40).deal(labels[:500], 12, 2)
     with pytest.raises(RecipeError, match="clients = 30: 20 examples are not enough for at least 1 each"):
         IID().deal([0] * 20, 30, 1)
-
-
-def test_quantity_keeps_the_mixture_and_skews_the_sizes():
-    labels = [i % 2 for i in range(4000)]
-    dealt = Quantity(alpha=0.5).deal(labels, 8, 4)
-    sizes = [len(mine) for mine in dealt]
-    assert max(sizes) > 4 * min(sizes)
-    largest = max(dealt, key=len)
-    assert abs(np.mean([labels[i] for i in largest]) - 0.5) < 0.05
 
 
 def test_by_field_with_fewer_clients_merges_values():

@@ -6,7 +6,6 @@ import threading
 import numpy as np
 import pytest
 
-import fedseed
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.tasks.data import Example
 from fedseed.tasks.rewards import REGISTRY, Judge, RewardSettings, placed
@@ -31,11 +30,6 @@ def judged(function, seconds=60.0):
 def test_the_rewards_that_come_along_are_the_metrics_of_one_answer(name, answer, expected):
     example = Example("2 + 2 =", " 4") if name == "final_number" else ONE[0]
     assert Judge(REGISTRY.get(name))([example], [answer]) == [expected]
-
-
-@pytest.mark.parametrize("value", [1, True, 1.0, np.float32(1), np.array(1.0)])
-def test_any_number_is_a_reward(value):
-    assert judged(lambda prompt, answer, example: value) == [1.0]
 
 
 def test_the_function_gets_prompt_answer_and_example_in_order():
@@ -92,13 +86,3 @@ def test_a_function_is_found_in_its_file_and_in_a_module(tmp_path):
         RewardSettings(function=placed("bad.py:score", tmp_path)).load()
     with pytest.raises(RecipeError, match=r"gone.py: can't be read: No such file"):
         RewardSettings(function=placed("gone.py:score", tmp_path)).load()
-
-
-def test_a_registered_reward_has_a_name(monkeypatch):
-    monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
-    fedseed.register_reward("short", lambda prompt, answer, example: -len(answer))
-    assert RewardSettings(name="short").problem() is None and REGISTRY.get("short")("", "ab", None) == -2
-    with pytest.raises(RecipeError, match="the name is taken by fedseed itself"):
-        fedseed.register_reward("exact_match", len)
-    with pytest.raises(RecipeError, match="small letters"):
-        fedseed.register_reward("Short", len)

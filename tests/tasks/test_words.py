@@ -1,14 +1,10 @@
 """The task "words" and its base: what is right is known from how a review is written, and the base half knows it."""
 
-import random
-from collections import Counter
-
 import pytest
 
 from fedseed.errors import RecipeError
 from fedseed.tasks.partition import ByField, Dirichlet
-from fedseed.tasks.review_text import BAD, GOOD, TOPICS, reviews, write_review
-from fedseed.tasks.words import FAMILIES, WordsTask
+from fedseed.tasks.words import BAD, FAMILIES, GOOD, TOPICS, WordsTask, reviews
 
 SMALL = WordsTask(examples=60, validation=20, evaluation=30)
 
@@ -32,13 +28,6 @@ def test_what_is_true_of_a_review_can_be_read_in_it():
     for review in reviews(3, 300):
         assert (feeling(review.text) > 0) == review.good and feeling(review.text) != 0
         assert topic(review.text) == review.topic
-
-
-def test_both_feelings_and_all_topics_come_up_alike_often():
-    rng = random.Random(1)
-    drawn = [write_review(rng) for _ in range(4000)]
-    assert 1850 < sum(review.good for review in drawn) < 2150
-    assert all(900 < count < 1100 for count in Counter(review.topic for review in drawn).values())
 
 
 def test_training_validation_and_test_reviews_are_apart_and_those_of_the_test_stay():
@@ -77,23 +66,3 @@ def test_clients_may_have_a_family_or_a_word_each_or_mixtures():
     assert len(kinds) == 5 and min(kinds) < 6
     with pytest.raises(RecipeError, match=r'task.partition.field = "topic": "words" has "label" and "family"'):
         SMALL.model_copy(update={"partition": ByField(field="topic")}).load()
-
-
-def test_scrambled_answers_are_the_same_ones_of_other_reviews():
-    true, wrong = SMALL.load(), SMALL.model_copy(update={"scrambled": True}).load()
-    assert wrong.evaluation == true.evaluation and list(wrong.validation) == list(true.validation)
-
-    def answers(data):
-        return {e.text: e.options[e.gold] for client in data.clients for e in client.examples}
-
-    before, after = answers(true), answers(wrong)
-    assert Counter(before.values()) == Counter(after.values())
-    feelings = [text for text, answer in before.items() if answer in FAMILIES["feeling"].options]
-    kept = sum(before[text] == after[text] for text in feelings)
-    assert len(feelings) // 4 < kept < 3 * len(feelings) // 4  # of two answers half are right by chance
-    assert any("scrambled" in note for note in wrong.notes)
-
-
-def test_a_family_stands_there_once():
-    with pytest.raises(ValueError, match="a family stands there twice: topic, topic"):
-        WordsTask(families=["topic", "topic"])

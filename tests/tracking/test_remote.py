@@ -8,7 +8,6 @@ killed and resumed, and are read back with the services' own readers; those that
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -188,47 +187,6 @@ def test_mlflow_has_every_round_once(resumed):
     assert files == {"recipe.toml", "metrics.jsonl", "model.orbit", "summary.json"}
 
 
-def records(path):
-    """The records of a W&B offline file: LevelDB's log format, in blocks of 32 KiB."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, record = path.read_bytes(), 7, b""
-    assert data[:4] == b":W&B"
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:  # no room for a header: filled up
-            at += 32768 - at % 32768
-            continue
-        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        record += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole, or its last part
-            yield wandb_internal_pb2.Record.FromString(record)
-            record = b""
-
-
-@pytest.mark.slow
-def test_wandb_has_one_complete_offline_run(resumed):
-    pytest.importorskip("wandb", reason="the extra wandb is not installed")
-    home, losses = resumed
-    (folder,) = (home / "run" / "wandb").glob("offline-run-*")  # those of the killed sessions are replaced by it
-    (file,) = folder.glob("*.wandb")
-    assert file.name == f"run-{mine(home / 'run', 'wandb')}.wandb"
-    found, kinds, config, summary = {}, [], {}, {}
-    for record in records(file):
-        kinds.append(record.WhichOneof("record_type"))
-        if kinds[-1] == "history":
-            row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            if "loss" in row:
-                assert row["_step"] not in found
-                found[row["_step"]] = row["loss"]
-        elif kinds[-1] == "run":
-            config = {item.key: json.loads(item.value_json) for item in record.run.config.update}
-        elif kinds[-1] == "summary":
-            summary |= {item.key or "/".join(item.nested_key): item.value_json for item in record.summary.update}
-    assert sorted(found.items()) == losses and kinds.count("artifact") == 1 and kinds[-1] != "history"
-    assert config["method"] == {"name": "ferret"} and json.loads(summary["summary/weights_digest"]) == digest(home)
-
-
 @pytest.mark.slow
 def test_trackio_has_every_round_once(resumed):
     pytest.importorskip("trackio", reason="the extra trackio is not installed")
@@ -247,6 +205,14 @@ print(json.dumps({"name": name, "logs": logs, "config": config}))
     assert found["name"] == mine(home / "run", "trackio") and found["config"]["method.name"] == "ferret"
     assert [(row["step"], row["loss"]) for row in found["logs"] if "loss" in row] == losses
     assert [row["summary/final/loss"] for row in found["logs"] if "summary/final/loss" in row] == [losses[-1][1]]
+
+
+@pytest.mark.slow
+def test_wandb_has_one_offline_run(resumed):
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    home, _ = resumed
+    (folder,) = (home / "run" / "wandb").glob("offline-run-*")  # those of the killed sessions are replaced by it
+    assert [file.name for file in folder.glob("*.wandb")] == [f"run-{mine(home / 'run', 'wandb')}.wandb"]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from pydantic import PrivateAttr
 
 from fedseed.tracking import CSV, TRACKERS, Start, TensorBoard, Tracker, Trackers
-from fedseed.tracking.base import flat, scalars
+from fedseed.tracking.base import parameters
 from fedseed.tracking.remote import RemoteTracker
 
 LINES = [
@@ -47,11 +47,6 @@ class Noisy(Tracker):
 
     def close(self):
         self._hear("close")
-
-
-def test_numbers_of_a_line():
-    numbers = {"round": 1, "seconds.local": 2.0, "seconds.rebuild": 0.5, "clients": 2, "bytes_up": 8.0}
-    assert scalars(LINES[1]) == numbers
 
 
 @pytest.mark.parametrize("kind", TRACKERS)
@@ -165,7 +160,7 @@ def test_one_that_fails_is_named_once_and_left_out(fails):
 def test_what_a_run_is_called_and_how_it_is_configured(tmp_path):
     run = Start("ferret", 2, 1, ["a"], tmp_path / "mine", '[method]\nname = "ferret"\nlist = [1, 2]\n')
     assert run.title == "mine" and run.config == {"method": {"name": "ferret", "list": [1, 2]}}
-    assert flat(run.config) == {"method.name": "ferret", "method.list": "[1, 2]"}
+    assert parameters(run.config) == {"method.name": "ferret", "method.list": "[1, 2]"}
     assert Start("ferret", 2, 1, ["a"]).config == {"method": {"name": "ferret"}, "rounds": 2, "seed": 1}
 
 

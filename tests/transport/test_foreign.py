@@ -7,16 +7,18 @@ import pytest
 
 from fedseed.transport import transport
 from fedseed.transport.base import Access, Events
-from support.hostile.federation import KeyedServer
 from support.hostile.wire import Wire
-from support.network import until_async
+from support.network import keyed_server, until_async
 
 SECONDS = 120
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture
-def keyed(tmp_path, starter):  # starter: this is a long test
-    server = KeyedServer(tmp_path / "nats", "run")
+def keyed(tmp_path):
+    server = keyed_server(tmp_path / "nats", "run", [f"client-{number}" for number in range(4)])
     yield server
     server.kill()
 

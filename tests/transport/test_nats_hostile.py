@@ -23,11 +23,10 @@ from fedseed.transport import transport
 from fedseed.transport.base import Access, Events
 from fedseed.transport.keys import make
 from fedseed.transport.nats_connection import connect
-from fedseed.transport.nats_hearing import ANSWERS, PENDING_BYTES, TOO_MANY, UNSENT_BYTES
+from fedseed.transport.nats_hearing import ANSWERS, EACH, PENDING_BYTES, TOO_MANY, UNSENT_BYTES
 from fedseed.transport.nats_objects import PLACE
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
-from fedseed.transport.turns import EACH
 from support import network as network_support
 
 RUN = "hostile"
@@ -196,19 +195,6 @@ async def test_a_flood_into_the_log_does_not_keep_the_coordinator_from_writing(r
     flooding = False
     await task
     assert await room.entries() == wanted
-
-
-@pytest.mark.slow
-@hostile
-async def test_two_coordinators_at_once_beside_messages_of_others(room):
-    other = await room.coordinator.writer(0)
-    await room.reply_to("$JS.API.STREAM.NAMES", SUBJECTS.log)
-    await room.mallory.flush()
-    while not (await room.coordinator.log()).last:
-        await asyncio.sleep(0.01)
-    results = await asyncio.gather(room.writer.append(b"one"), other.append(b"other"), return_exceptions=True)
-    assert sum(isinstance(result, NetworkError) for result in results) == 1
-    assert await room.entries() == [b"one" if results[0] is None else b"other"]
 
 
 @hostile
@@ -386,26 +372,6 @@ async def test_a_flood_of_questions_is_answered_once_for_all(room):
     assert len(heard) == ANSWERS + heard.count(SUBJECTS.statuses)
 
 
-@pytest.mark.slow
-@hostile
-async def test_another_coordinator_is_answered_in_a_flood_of_questions(room):
-    room.coordinator._questions._newest = (float("inf"), b"newest")
-    room.coordinator._questions._answered = {str(number) for number in range(ANSWERS)}
-    other = await room.way("coordinator").coordinator()
-    assert await other.status(SECONDS) == b"newest"
-    await other.close()
-
-
-@hostile
-async def test_who_asks_again_at_once_has_the_answer(room):
-    watcher, inbox, heard = await asking(room)
-    room.coordinator._questions._newest = (float("inf"), b"newest")
-    for number in (1, 1, 1, 2, 1, 3):
-        await watcher.publish(SUBJECTS.status, b"{}", reply=f"{inbox}.{number}")
-    await until(lambda: f"{inbox}.3" in heard)
-    assert heard == [f"{inbox}.{number}" for number in (1, 2, 3)]
-
-
 @hostile
 async def test_answers_wait_for_the_server(room):
     """Two hundred questions are two hundred answers: not all at once in the coordinator's memory."""
@@ -508,6 +474,6 @@ async def test_nobody_is_attached_to_anothers_process(room):
 
     await attach("mallory", "honest")
     await attach("bed 2", "bed1")
-    host_of = talk.roster.membership.host_of
+    host_of = talk.roster.host_of
     assert (host_of("mallory"), host_of("bed 2")) == ("mallory", "bed1")
     assert talk.session.rejected.counts() == {"mallory": {"it names a process that has another key": 1}}

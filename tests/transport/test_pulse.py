@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from fedseed.transport import pulse
-from fedseed.transport.pulse import BEAT_SECONDS, DEAF_SECONDS, RETURN_SECONDS, Pulse
+from fedseed.transport import nats_hearing
+from fedseed.transport.nats_hearing import BEAT_SECONDS, DEAF_SECONDS, RETURN_SECONDS, Pulse
 
 
 class Echo:
@@ -35,7 +35,7 @@ def clock(monkeypatch):
             return self.now
 
     made = Clock()
-    monkeypatch.setattr(pulse, "time", made)
+    monkeypatch.setattr(nats_hearing, "time", made)
     return made
 
 

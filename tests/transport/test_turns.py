@@ -2,7 +2,7 @@
 
 import asyncio
 
-from fedseed.transport.turns import EACH, Turns
+from fedseed.transport.nats_hearing import EACH, Turns
 
 
 def taken(turns, count):

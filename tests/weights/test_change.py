@@ -92,10 +92,12 @@ def test_what_is_no_change_is_refused(unknown):
 BAD = [Term(Basis("normal", 1), [np.nan])]
 REFUSED = {
     "add": (Add(BAD), "NaN or infinite"),
+    "add-large": (Add([Term(Basis("normal"), [1e39])]), "NaN or infinite"),
     "add-scale": (Add(ONE, float("inf")), "scale"),
     "add-rounded": (Add(BAD, 1.0, (7, 1)), "NaN or infinite"),
     "blocks": (Add([Term(Basis("normal"), [[1.0], [1.0]])]), "2 arrays of coefficients for 1 blocks"),
     "optimize": (Optimize(BAD, Rule("momentum", 0.1)), "NaN or infinite"),
+    "optimize-past": (Optimize(ONE, Rule("adam", 0.1), None, [BAD]), "NaN or infinite"),
     "no-base": (Rebuild(ONE), "needs keep_base first"),
     "average": (Average([(0.5, [Add(ONE), Add(ONE)]), (0.5, [Add(ONE), Add(BAD)])]), "NaN or infinite"),
     "average-rounded": (Average([(0.5, [Add(ONE)]), (0.5, [Add(ONE, 1.0, (7, 1))])]), "one by one"),
@@ -106,6 +108,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore:overflow")
 def test_a_change_that_fails_leaves_the_weights(name, dtype):
     change, text = REFUSED[name]
     where = space(dtype)

@@ -89,15 +89,6 @@ def test_rebuilt_averages_are_those_that_were_kept(basis, kernels, monkeypatch):
     assert rebuilt._moments is None
 
 
-def test_a_sum_that_is_not_finite_leaves_the_weights_alone():
-    space, (bad, good) = space_of(), steps_of(BASES[0], 2)
-    before = vector(space)
-    for terms, past in ((good, [[Term(BASES[0], [float("nan")])]]), ([Term(BASES[0], [float("inf")])], [bad])):
-        with pytest.raises(ValueError, match="NaN or infinite"):
-            space.apply(Optimize(terms, ADAM, None, past))
-    assert torch.equal(vector(space), before)
-
-
 class Plain:
     """HiSo with whole vectors, in single precision."""
 

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedseed.cli.common import OverwriteOption, RecipeArgument, ThreadsOption, answer
-from fedseed.cli.groups import Reading, ReadingForDevice, Telling, grouped
+from fedseed.cli.common import (
+    OverwriteOption,
+    Reading,
+    ReadingForDevice,
+    RecipeArgument,
+    Telling,
+    ThreadsOption,
+    answer,
+    grouped,
+)
 from fedseed.errors import FedseedError, RecipeError
 
 if TYPE_CHECKING:

@@ -20,11 +20,10 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Expected(_Table):
-    """A claim that runs decide; one of `order`, `alike`, `ratio` and `of`.
+class Form(_Table):
+    """What decides a claim; one of `order`, `alike`, `ratio` and `of`. A line is named LABEL, or LABEL @ SCENARIO.
 
     Args:
-        says: what the paper says.
         metric: of the runs; the item's if it is left out.
         scenario: of the sweep; the first one if it is left out.
         order: lines from the best to the worst; the first is judged against the last.
@@ -35,7 +34,6 @@ class Expected(_Table):
         least: what a ratio, or a number, must be.
     """
 
-    says: str
     metric: str | None = None
     scenario: str | None = None
     order: list[str] = []
@@ -46,7 +44,7 @@ class Expected(_Table):
     least: float | None = None
 
     @model_validator(mode="after")
-    def _one_form(self) -> "Expected":
+    def _one_form(self) -> "Form":
         if [bool(self.order), bool(self.alike), bool(self.ratio), self.of is not None].count(True) != 1:
             raise ValueError("a claim is one of order, alike, ratio and of")
         if (self.least is not None) != bool(self.ratio or self.of):
@@ -57,6 +55,20 @@ class Expected(_Table):
     def labels(self) -> list[str]:
         """Returns the lines that it is about."""
         return [*self.order, *self.alike, *self.ratio, *([] if self.of is None else [self.of])]
+
+
+class Expected(Form):
+    """A claim that runs decide.
+
+    Args (besides those of `Form`):
+        says: what the paper says.
+        scales: where it can be judged.
+        published: what decides it at the published scale, if that is another form.
+    """
+
+    says: str
+    scales: list[Scale] = ["small", "published"]
+    published: Form | None = None
 
 
 class Item(_Table):
@@ -70,6 +82,7 @@ class Item(_Table):
     small: str | None = None
     published: str | None = None
     metric: str = "loss"
+    published_metric: str | None = None
     claims: list[Expected] = []
     differs: list[str] = []
 
@@ -89,6 +102,18 @@ class Item(_Table):
     def key(self) -> str:
         """Returns the item's name within its paper."""
         return self.name.partition("/")[2]
+
+    def metric_at(self, scale: Scale) -> str:
+        """Returns what curves, and claims that name no metric, are about."""
+        return self.published_metric or self.metric if scale == "published" else self.metric
+
+    def claims_at(self, scale: Scale) -> list[tuple[str, Form]]:
+        """Returns what the paper says and what decides it, for each claim that can be judged at a scale."""
+        return [
+            (claim.says, claim.published if scale == "published" and claim.published is not None else claim)
+            for claim in self.claims
+            if scale in claim.scales
+        ]
 
     @property
     def title(self) -> str:

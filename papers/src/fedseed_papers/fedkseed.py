@@ -12,7 +12,7 @@ import numpy as np
 from fedseed.randomness import Basis
 from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.tables import Sheet
-from fedseed.tasks.prompts import alpaca_prompt, prompt_with_context_said
+from fedseed.tasks.prompts import alpaca_prompt
 from fedseed_papers import payloads
 from fedseed_papers.findings import Claim, Finding, judged
 from fedseed_papers.reconstruction import over_seeds
@@ -177,8 +177,8 @@ def table_5() -> Finding:
 def table_6() -> Finding:
     """The prompts of Dolly-15k."""
     rows = [
-        ("with context", WITH_INPUT, prompt_with_context_said("{instruction}", "{input}")),
-        ("without context", WITHOUT, prompt_with_context_said("{instruction}")),
+        ("with context", WITH_INPUT, alpaca_prompt("{instruction}", "{input}", True)),
+        ("without context", WITHOUT, alpaca_prompt("{instruction}", context_said=True)),
     ]
     return prompts_finding('The prompt templates for Dolly-15k (task.prompt = "paper").', rows, LINES)
 

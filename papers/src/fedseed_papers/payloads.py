@@ -8,8 +8,7 @@ import numpy as np
 from fedseed.aggregation import Mean
 from fedseed.methods import FedAvg, FedKSeed, FeedSign, Ferret, ZOFedSGD
 from fedseed.methods.base import Answer, Answers, Method, Round
-from fedseed.methods.content import NUMBERS, Content, content
-from fedseed.methods.payload import Payload
+from fedseed.methods.payload import NUMBERS, Content, Payload
 from fedseed.randomness.stream import words
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -54,8 +53,8 @@ def exchange(method: Method, update: dict[str, Any], length: int) -> Exchange:
     sent: Payload = method.update_type(**update)
     step = method.aggregate(state, Answers(1, [Answer(0, 1.0, sent)], Mean()))
     # of a method whose next plan carries the model nobody waits for the step
-    after = Content() if method.catch_up.may_drop else content(step, step.encode(), length)
-    return Exchange(content(plan, plan.encode(), length), content(sent, sent.encode(), length), after)
+    after = Content() if method.catch_up.may_drop else step.content(length, step.encode())
+    return Exchange(plan.content(length, plan.encode()), sent.content(length, sent.encode()), after)
 
 
 def numbers(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:

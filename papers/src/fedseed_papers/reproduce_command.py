@@ -7,8 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedseed.cli.common import OverwriteOption, SetOption, answer, interruptible
-from fedseed.cli.groups import Telling, grouped
+from fedseed.cli.common import OverwriteOption, SetOption, Telling, answer, grouped, interruptible
 from fedseed.experiments.sweeps import parse_seeds
 
 app = typer.Typer(add_completion=False)

@@ -145,7 +145,7 @@ class Making:
             raise FedseedError(f"every run of {source} failed: {why}")
         runs = (self.out / "runs" / source).rglob("summary.json")
         took = sum(read_summary(run.parent)["seconds"]["total"] for run in runs)
-        return finding(item, sweep, lines), {"lines": as_mapping(lines), "runs took": took}
+        return finding(item, scale, sweep, lines), {"lines": as_mapping(lines), "runs took": took}
 
     def _sweep(self, source: str) -> tuple[Sweep, list[SweepLine]]:
         """Returns a sweep's lines, or those of a recipe over three seeds, run as far as they are missing."""

@@ -13,7 +13,7 @@ from fedseed.reports import charts
 from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.results import read_lines, read_metrics, read_summary
 from fedseed.reports.tables import Sheet, mean_and_deviation
-from fedseed_papers.catalogue import Expected, Item
+from fedseed_papers.catalogue import Form, Item, Scale
 from fedseed_papers.findings import UNKNOWN, Claim, Finding, Verdict, judged
 
 CONVERGED = 0.95  # of the whole improvement of a run
@@ -112,31 +112,37 @@ def measured(folder: Path, metric: str) -> float:
 # -- claims ------------------------------------------------------------------------------------------------------------
 
 
-def judge(expected: Expected, item: Item, lines: Sequence[SweepLine]) -> Claim:
-    """Returns a claim with its verdict."""
-    metric = expected.metric or item.metric
-    scenario = lines[0].scenario if expected.scenario is None and lines else expected.scenario
-    values = {
-        line.label: [measured(folder, metric) for folder in line.folders.values()]
-        for line in lines
-        if line.scenario == scenario and line.label in expected.labels
-    }
-    missing = [label for label in expected.labels if not values.get(label)]
+def judge(says: str, form: Form, item_metric: str, lines: Sequence[SweepLine]) -> Claim:
+    """Returns a claim with its verdict.
+
+    Args:
+        says: what the paper says.
+        form: what decides it.
+        item_metric: what it is about, if the form does not say.
+        lines: of the sweep.
+    """
+    metric = form.metric or item_metric
+    folders = {label: folders_of(form, label, lines) for label in form.labels}
+    values = {label: [measured(folder, metric) for folder in found] for label, found in folders.items()}
+    missing = [label for label in form.labels if not values[label]]
     if missing:
-        return Claim(expected.says, f"Not measured: no run of {', '.join(missing)} was finished.", UNKNOWN)
-    here = f"{metric}: " + ", ".join(f"{label} {_shown(metric, values[label])}" for label in expected.labels)
-    if metric == "memory" and (share := _share(lines, scenario, expected.labels)) < SHARE:
-        return Claim(expected.says, f"{here}. The weights are {share:.1%} of that: the rest is libraries.", UNKNOWN)
-    return Claim(expected.says, here + ".", _verdict(expected, metric, [values[label] for label in expected.labels]))
+        return Claim(says, f"Not measured: no run of {', '.join(missing)} was finished.", UNKNOWN)
+    here = f"{metric}: " + ", ".join(f"{label} {_shown(metric, values[label])}" for label in form.labels)
+    if metric == "memory":  # float32 weights' part of a process's peak, the largest of the lines'
+        share = max(4 * measured(f, "trainable") / measured(f, "memory") for found in folders.values() for f in found)
+        if share < SHARE:
+            return Claim(says, f"{here}. The weights are {share:.1%} of that: the rest is libraries.", UNKNOWN)
+    return Claim(says, here + ".", _verdict(form, metric, [values[label] for label in form.labels]))
 
 
-def _share(lines: Sequence[SweepLine], scenario: str | None, labels: Sequence[str]) -> float:
-    """Float32 weights' part of a process's peak memory, the largest of the lines'."""
-    folders = [f for ln in lines if ln.scenario == scenario and ln.label in labels for f in ln.folders.values()]
-    return max(4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders)
+def folders_of(form: Form, named: str, lines: Sequence[SweepLine]) -> list[Path]:
+    """Returns the finished runs of a line that a form names."""
+    label, _, scenario = named.partition(" @ ")
+    scenario = scenario or (form.scenario if form.scenario is not None else lines[0].scenario if lines else "")
+    return [f for line in lines if (line.scenario, line.label) == (scenario, label) for f in line.folders.values()]
 
 
-def _verdict(expected: Expected, metric: str, values: Sequence[Sequence[float]]) -> Verdict:
+def _verdict(expected: Form, metric: str, values: Sequence[Sequence[float]]) -> Verdict:
     if expected.of is not None or expected.ratio:
         number = fmean(values[0]) if expected.of is not None else fmean(values[0]) / fmean(values[1])
         if not isfinite(number):
@@ -222,15 +228,15 @@ def curves(lines: Sequence[SweepLine], metric: str, scenario: str) -> list[Panel
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 
-def finding(item: Item, sweep: Sweep, lines: Sequence[SweepLine]) -> Finding:
-    """Returns what a sweep's runs say about an item."""
-    claims = [judge(expected, item, lines) for expected in item.claims]
-    metrics = dict.fromkeys(
-        m for m in (item.metric, *(c.metric for c in item.claims), "loss") if m is not None and m not in MEASURES
-    )
+def finding(item: Item, scale: Scale, sweep: Sweep, lines: Sequence[SweepLine]) -> Finding:
+    """Returns what a sweep's runs say about an item at a scale."""
+    forms, metric = item.claims_at(scale), item.metric_at(scale)
+    claims = [judge(says, form, metric, lines) for says, form in forms]
+    asked = (metric, *(form.metric for _, form in forms), "loss")
+    metrics = dict.fromkeys(m for m in asked if m is not None and m not in MEASURES)
     scenarios = list(dict.fromkeys(line.scenario for line in lines))
     panels = [panel for metric in metrics for scenario in scenarios for panel in curves(lines, metric, scenario)]
-    if any(expected.metric == "probability ratio" for expected in item.claims):
+    if "probability ratio" in asked:
         panels.insert(0, _probability_panel(lines))
     failed = sum(len(line.failed) for line in lines)
     searched = [line for line in lines if line.tried]
@@ -244,7 +250,8 @@ def finding(item: Item, sweep: Sweep, lines: Sequence[SweepLine]) -> Finding:
            "Nothing was searched: the recipes' settings were.")
     )  # fmt: skip
     spent = _spent_sheet(lines)
-    return Finding(claims, reason, panels, [*sheets(sweep, lines), spent], sweep.seeds, item.differs)
+    return Finding(claims, reason, panels, [*sheets(sweep, lines), spent], sweep.seeds,
+                   item.differs if scale == "small" else ())  # fmt: skip
 
 
 def _probability_panel(lines: Sequence[SweepLine]) -> Panel:

@@ -5,12 +5,11 @@ package.
 """
 
 from fedseed.aggregation.base import AggregationRule
-from fedseed.aggregation.centred_clipping import CentredClipping
+from fedseed.aggregation.clipping import CentredClipping, NormBound
 from fedseed.aggregation.geometric_median import GeometricMedian
 from fedseed.aggregation.krum import Krum, MultiKrum
 from fedseed.aggregation.mean import Mean
 from fedseed.aggregation.median import Median, TrimmedMean
-from fedseed.aggregation.norm_bound import NormBound
 from fedseed.registry import Registry, check_class, classes_in, name_of
 
 RULES: tuple[type[AggregationRule], ...] = tuple(classes_in(__name__, AggregationRule))

@@ -3,13 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 Vector = NDArray[np.float64]
+Weighting = Literal["equal", "examples"]  # what a client's weight c_i is in proportion to
 Part = Sequence[NDArray[np.floating[Any]]]  # the same entries of each client's vector
 
 
@@ -100,25 +101,6 @@ class AggregationRule(BaseModel, ABC):
         for part in parts:
             yield self.combine([np.asarray(vector, dtype=np.float64) for vector in part], weights)
 
-    def accumulate(
-        self,
-        total: NDArray[np.floating[Any]],
-        indices: Sequence[NDArray[np.integer[Any]]],
-        values: Sequence[NDArray[np.floating[Any]]],
-        weights: Sequence[float],
-    ) -> Vector:
-        """`total` and what `combine` makes of sparse vectors, which are zero but for some entries.
-
-        Args:
-            total: what is added to, 1-D; it is not changed.
-            indices: of each client, where its entries are; an index that comes twice counts twice.
-            values: of each client, its entries, as many.
-            weights: c_i of each client.
-        """
-        if not values:
-            return total.astype(np.float64)
-        return total.astype(np.float64) + self.combine(spread(len(total), indices, values), weights)
-
 
 def spread(
     length: int, indices: Sequence[NDArray[np.integer[Any]]], values: Sequence[NDArray[np.floating[Any]]]
@@ -151,3 +133,30 @@ def check_vectors(vectors: Part, weights: Sequence[float]) -> None:
         raise ValueError(f"vectors of different lengths can't be combined: {', '.join(map(str, lengths))}")
     if len(weights) != len(vectors):
         raise ValueError(f"{len(weights)} weights for {len(vectors)} vectors")
+
+
+def client_weights(
+    weighting: Literal["equal", "examples", "terms"], examples: Sequence[int], terms: Sequence[int]
+) -> list[float]:
+    """The weights of those that answered; they add up to 1. Where all claims are 0 they are equal.
+
+    Args:
+        weighting: "equal", or in proportion to "examples" or to the "terms" of the loss.
+        examples: how many training examples each client says it has.
+        terms: how many terms (response tokens, or examples) the loss of each client's update is a mean of; only looked
+            at for "terms".
+    """
+    return shares(claims(weighting, examples, terms))
+
+
+def shares(counts: Sequence[int]) -> list[float]:
+    """What each has of the sum of all; the same where all are 0."""
+    total = sum(counts)
+    return [count / total if total else 1 / len(counts) for count in counts]
+
+
+def claims(
+    weighting: Literal["equal", "examples", "terms"], examples: Sequence[int], terms: Sequence[int]
+) -> Sequence[int]:
+    """What clients say that their weights are in proportion to; 1 each where they weigh the same."""
+    return {"equal": [1] * len(examples), "examples": examples, "terms": terms}[weighting]

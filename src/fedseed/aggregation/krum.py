@@ -1,4 +1,4 @@
-"""Krum and multi-Krum: the vectors of clients whom most others are near to.
+"""Krum and multi-Krum, which choose the vectors of clients whom most others are near to.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer: "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
 NeurIPS 2017. A vector's score is the sum of its squared distances to the n - f - 1 nearest others, with which the
@@ -23,13 +23,13 @@ from fedseed.aggregation.robust import Geometric
 
 
 class _Scored(Geometric):
-    """The mean of the vectors with the least scores."""
+    """Rules whose outcome is the mean of the vectors with the least scores."""
 
     liars: NonNegativeInt = 1
 
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
         squares = squared_distances(gram)
-        nearest = np.sort(squares, axis=1)[:, 1 : len(gram) - self.liars]  # it is itself the nearest of all
+        nearest = np.sort(squares, axis=1)[:, 1 : len(gram) - self.liars]  # column 0 is a vector's distance to itself
         best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.wanted(len(gram))]
         made = np.zeros(len(gram))
         made[best] = 1.0 / len(best)
@@ -37,7 +37,7 @@ class _Scored(Geometric):
 
     @abstractmethod
     def wanted(self, n: int) -> int:
-        """How many of n vectors are chosen."""
+        """Returns how many of n vectors are chosen."""
 
 
 class Krum(_Scored):

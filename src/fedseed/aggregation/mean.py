@@ -1,10 +1,9 @@
-"""The weighted mean, sum_i c_i v_i: what the methods' papers use."""
+"""The weighted mean, sum_i c_i v_i, which the methods' papers use."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedseed.aggregation.base import AggregationRule, Part, Past, Vector, check_vectors
 
@@ -12,8 +11,8 @@ from fedseed.aggregation.base import AggregationRule, Part, Past, Vector, check_
 class Mean(AggregationRule):
     """The weighted mean: one client can pull it anywhere.
 
-    Clients are added one after the other, in double precision: the order is part of the definition, because orbits
-    hold what came out.
+    Clients' vectors are added one after the other, in double precision. The order is part of the definition, because
+    orbits hold the outcome.
     """
 
     name: Literal["mean"] = "mean"
@@ -29,18 +28,6 @@ class Mean(AggregationRule):
         return total
 
     def combine_parts(self, parts: Iterable[Part], weights: Sequence[float], past: Past) -> Iterator[Vector]:
-        """Part by part; no client's vector is held in double precision longer than it is added."""
+        """Combines part by part; holds no client's vector in double precision longer than it takes to add it."""
         for part in parts:
             yield self.combine(part, weights)
-
-    def accumulate(
-        self,
-        total: NDArray[np.floating[Any]],
-        indices: Sequence[NDArray[np.integer[Any]]],
-        values: Sequence[NDArray[np.floating[Any]]],
-        weights: Sequence[float],
-    ) -> Vector:
-        result = total.astype(np.float64)
-        for where, what, weight in zip(indices, values, weights, strict=True):
-            np.add.at(result, where, weight * what.astype(np.float64))
-        return result

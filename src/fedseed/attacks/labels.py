@@ -1,4 +1,4 @@
-"""Byzantine clients, in simulation.
+"""Corrupts the examples of Byzantine clients, in simulation.
 
 What a client *sends* is corrupted by `Method.corrupt` ("sign", "random", "noise"); what it *learns from* is corrupted
 here ("labels"). Both kinds keep to the protocol: their messages can't be told from honest ones.
@@ -13,10 +13,10 @@ from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture
 
 
 def flip_labels(client: ClientData, seed: int, number: int, classes: int = 0) -> ClientData:
-    """The client's examples with each response (or target) taken from another example.
+    """Returns the client's examples with each response (or target) taken from another example.
 
-    A `Choice` or `Cloze` gets the next option as the right one, a `Picture` the next class: another example's is often
-    the same.
+    A `Choice` or `Cloze` gets the next option as the right one, a `Picture` the next class, because another example's
+    is often the same.
 
     Args:
         client: an honest client of `Example`s, `Choice`s, `Cloze`s, `Picture`s or (input, target) pairs.

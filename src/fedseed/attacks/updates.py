@@ -1,6 +1,6 @@
-"""What a Byzantine client sends in place of an honest update. It keeps to the protocol: it can't be told from others.
+"""Makes what a Byzantine client sends in place of an honest update. By the protocol it can't be told from others.
 
-What it *learns from* is corrupted in `fedseed.attacks.labels`. Some know nothing but their own update; others know all
+What it *learns from* is corrupted in `fedseed.attacks.labels`. Some clients know only their own update; others know all
 updates of their round and agree on a lie. With mu and sigma, the mean and the standard deviation of each entry over the
 n - f honest clients' vectors x_i:
 
@@ -11,9 +11,9 @@ n - f honest clients' vectors x_i:
     mimic          x_1                            one honest client counts f + 1 times
                    Karimireddy, He, Jaggi: "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", 2022
     largest        -s x_i of its own, with s as large as the coordinator's bounds accept
-    claims         -x_i, and that it has a thousand times its examples
+    claims         -x_i, and it claims to have a thousand times its examples
 
-What of a message is free to be a lie, its payload says (`Payload.numbers`, `Payload.vector`).
+A payload says which of its numbers a liar may change (`Payload.numbers`, `Payload.vector`).
 """
 
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ OMNISCIENT: frozenset[AttackKind] = frozenset({"alie", "inner-product", "mimic"}
 SIMULATED: frozenset[AttackKind] = OMNISCIENT | {"largest", "claims"}  # not over a network: nobody there knows enough
 SINGLE: frozenset[AttackKind] = frozenset(get_args(AttackKind)) - SIMULATED - {"labels"}
 TUNED: frozenset[AttackKind] = frozenset({"alie", "inner-product", "claims"})  # those that have a strength
-Z = 1.5  # alie's, by default
-CLAIMED = 1000.0  # times the examples that a client has
+Z = 1.5  # strength of "alie" by default
+CLAIMED = 1000.0  # how many times its examples a client claims to have
 RANDOM_PROJECTION = 100.0  # standard deviation of made-up projections
 RANDOM_TIMES = 10.0  # of made-up coefficients, weights and gradients, as a multiple of honest ones' root mean square
 
@@ -57,10 +57,10 @@ class Attack:
     kind: AttackKind
 
     def scalars(self, honest: Floats, drawn: NDArray[np.uint32], deviation: float = RANDOM_PROJECTION) -> Floats:
-        """Projections as the client sends them.
+        """Returns projections as the client sends them.
 
         "random" and "noise" draw from N(0, deviation^2), by default far above honest projections on language models,
-        which is what an attacker whose amplitude nobody checks would do.
+        as an attacker would do whose amplitude nobody checks.
 
         Args:
             honest: the projections.
@@ -76,7 +76,7 @@ class Attack:
         return normal if self.kind == "random" else honest + normal
 
     def signs(self, honest: NDArray[np.int8], drawn: NDArray[np.uint32]) -> NDArray[np.int8]:
-        """Reversed votes, coin tosses, or the signs of multiplied projections: all that can be said in a bit.
+        """Returns reversed votes, coin tosses, or signs of multiplied projections: one bit can say no more.
 
         A vote whose projection is multiplied by 1 + N(0, 1) is reversed where that is negative, in 16% of cases.
         """
@@ -87,14 +87,14 @@ class Attack:
 
 
 def _normal(drawn: NDArray[np.uint32], count: int) -> NDArray[np.float64]:
-    """`count` numbers of N(0, 1) from twice as many random words."""
+    """Returns `count` numbers of N(0, 1) from twice as many random words."""
     uniform = (drawn[: 2 * count].astype(np.float64) + 0.5) / 2.0**32
     radius, angle = np.sqrt(-2 * np.log(uniform[:count])), 2 * np.pi * uniform[count:]
     return radius * np.cos(angle)
 
 
 def alone(honest: Any, kind: AttackKind, seed: int, client: int, about: About) -> Any:
-    """What a client sends that knows nothing but its own update.
+    """Returns what a client sends that knows nothing but its own update.
 
     Args:
         honest: its honest update.
@@ -115,7 +115,7 @@ def alone(honest: Any, kind: AttackKind, seed: int, client: int, about: About) -
 
 
 def attack_problem(method: Method, kind: AttackKind) -> str | None:
-    """Why an attack can't be simulated for a method; None: it can."""
+    """Returns why an attack can't be simulated for a method; None if it can."""
     if kind == "labels":
         return None
     said = f'attack.kind = "{kind}" is not simulated for {method.name}'
@@ -128,7 +128,7 @@ def attack_problem(method: Method, kind: AttackKind) -> str | None:
 
 
 def little_is_enough(honest: Vectors, z: float | None) -> Vectors:
-    """ALIE's vector, (d,).
+    """Returns ALIE's vector, (d,).
 
     Args:
         honest: the honest clients' vectors, (n - f, d).
@@ -139,7 +139,7 @@ def little_is_enough(honest: Vectors, z: float | None) -> Vectors:
 
 
 def inner_product(honest: Vectors, liars: int, epsilon: float | None) -> Vectors:
-    """Inner-product manipulation's vector, (d,).
+    """Returns inner-product manipulation's vector, (d,).
 
     Args:
         honest: the honest clients' vectors, (n - f, d).

@@ -6,24 +6,36 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from fedseed.cli import looking, network, pages, preview, results, starting
-from fedseed.cli.common import LogLevel, RecipeArgument, answer, complete_recipe, interruptible, log_at, say
-from fedseed.cli.groups import ReadingForDevice, Running, Telling, grouped
-from fedseed.cli.installed import InstalledCommands
+from fedseed.cli.common import (
+    LogLevel,
+    ReadingForDevice,
+    RecipeArgument,
+    Running,
+    Telling,
+    answer,
+    complete_recipe,
+    grouped,
+    interruptible,
+    log_at,
+    say,
+)
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.cli.status import by_client
-from fedseed.errors import FedseedError, RecipeError, plural, to_install
+from fedseed.errors import PAPERS, FedseedError, RecipeError, plural, to_install
+from fedseed.registry import COMMANDS
 from fedseed.text import clean
 
 if TYPE_CHECKING:
-    from fedseed.experiments.sweeps import Sweep
-    from fedseed.experiments.worker_pool import How
     from fedseed.runs.recipe import Recipe
 
 # Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it spins on and on, which
@@ -32,6 +44,34 @@ if TYPE_CHECKING:
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 TRAINING_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "llvmlite", "rouge_score")
+
+IN_PAPERS = ("audit", "reproduce")  # commands of the package fedseed-papers
+
+
+class InstalledCommands(TyperGroup):
+    """fedseed's own commands and those of other packages; an entry point names a `typer.Typer`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *sorted(entry_points(group=COMMANDS).names)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Returns a command; a package is imported only when one of its commands is asked for.
+
+        Raises:
+            RecipeError: the command is in the package fedseed-papers, which is not installed.
+        """
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        for point in entry_points(group=COMMANDS, name=cmd_name):
+            if find_spec(point.module.partition(".")[0]) is not None:
+                found = typer.main.get_command(point.load())
+                found.name = cmd_name
+                return found
+        if cmd_name in IN_PAPERS:
+            raise RecipeError(f"fedseed {cmd_name} is a command of the package fedseed-papers: {PAPERS}")
+        return None
+
 
 app = typer.Typer(
     cls=InstalledCommands,
@@ -92,9 +132,9 @@ def run(
     checked = reading.read(recipe, *([] if rounds is None else [f"rounds={rounds}"]))
     with interruptible("--resume"):
         summary = _run(checked, folder, running, shown, resume, extend=resume and rounds is not None)
-    from fedseed.reports.tables import comparison_table
+    from fedseed.reports.comparison import Compared, results_sheet
 
-    shown.print(comparison_table([(summary["method"], summary)]))
+    shown.print(results_sheet("", [Compared(summary["method"], [summary])], brief=True).table())
     for line in by_client(summary):
         say(line, shown)
     shown.print(f"Files: {folder}")
@@ -130,20 +170,27 @@ def compare(
     telling: Telling,
 ) -> None:
     """Run several recipes and lay the results side by side; over seeds and grids of settings, too."""
-    from fedseed.experiments.sweeps import Typed, find_sweep, made_sweep, parse_grid, parse_seeds
+    from fedseed.experiments import sweeps
     from fedseed.experiments.worker_pool import How
 
     shown = telling.screen()
-    file = find_sweep(recipes[0]) if len(recipes) == 1 else None
+    file = sweeps.find_sweep(recipes[0]) if len(recipes) == 1 else None
     if file is not None or swept.seeds is not None or swept.grid or swept.each:
-        lines = dict(parse_grid(text, "--each") for text in swept.each or [])
-        numbers = None if swept.seeds is None else parse_seeds(swept.seeds)
-        typed = Typed(reading.changes, numbers, dict(map(parse_grid, swept.grid or [])), lines)
+        lines = dict(sweeps.parse_grid(text, "--each") for text in swept.each or [])
+        numbers = None if swept.seeds is None else sweeps.parse_seeds(swept.seeds)
+        typed = sweeps.Typed(reading.changes, numbers, dict(map(sweeps.parse_grid, swept.grid or [])), lines)
         how = How(
             swept.jobs, reading.plugins, reading.trust_plugins, running.workers, running.threads, running.overwrite
         )
         with interruptible():
-            _sweep(made_sweep(file, recipes, typed), out, how, shown)
+            sweep = sweeps.made_sweep(file, recipes, typed)
+            sweeping = sweeps.Sweeping(sweep, out, lambda text: say(text, shown), how)
+            done = sweeping.run()
+            for sheet in sweeps.write_results(sweeping.sweep, done, out):
+                say("\n" + sheet.text(), shown)
+            say(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png", shown)
+            if failed := sum(len(line.failed) for line in done):
+                raise FedseedError(f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why")
         if telling.as_json:
             answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
         return
@@ -151,8 +198,7 @@ def compare(
         raise RecipeError(
             "--jobs goes with a sweep (or --seeds, --grid, --each): recipes alone run one after the other"
         )
-    from fedseed.reports.comparison import write_runs
-    from fedseed.reports.tables import comparison_lines, comparison_table, cost_table
+    from fedseed.reports.comparison import Compared, compare_runs, results_sheet, write_comparison
 
     names = [Path(recipe).stem for recipe in recipes]
     if len(set(names)) < len(names):
@@ -168,30 +214,17 @@ def compare(
     methods = [summary["method"] for summary in summaries]
     labels = methods if len(set(methods)) == len(methods) else names
     folders = {label: out / name for label, name in zip(labels, names, strict=True)}
-    write_runs(out, folders)
-    rows = list(zip(labels, summaries, strict=True))
-    shown.print(comparison_table(rows))
-    for line in comparison_lines(rows):
+    sheets, said, content = compare_runs(folders)
+    write_comparison(out, "Comparison", {"": {label: [f] for label, f in folders.items()}}, sheets, content, said)
+    compared = [Compared(label, [summary]) for label, summary in zip(labels, summaries, strict=True)]
+    shown.print(results_sheet("", compared, brief=True).table())
+    for line in said:
         shown.print(line, highlight=False)
     shown.print()
-    shown.print(cost_table(rows))
+    shown.print(sheets[1].table())
     shown.print(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png", highlight=False)
     if telling.as_json:
-        where = [str(out / name) for name in names]
-        answer([{"label": label, "folder": f, **s} for (label, s), f in zip(rows, where, strict=True)])
-
-
-def _sweep(sweep: "Sweep", out: Path, how: "How", shown: Console) -> None:
-    from fedseed.experiments.sweeps import Sweeping, write_results
-
-    sweeping = Sweeping(sweep, out, lambda text: say(text, shown), how)
-    done = sweeping.run()
-    for sheet in write_results(sweeping.sweep, done, out):
-        say("\n" + sheet.text(), shown)
-    say(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png", shown)
-    failed = sum(len(line.failed) for line in done)
-    if failed:
-        raise FedseedError(f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why")
+        answer([{"label": one.label, "folder": str(folders[one.label]), **one.summaries[0]} for one in compared])
 
 
 def _run(
@@ -217,19 +250,19 @@ def _check_no_sweep(recipe: str) -> None:
         raise RecipeError(f"{recipe} is a sweep of several runs: fedseed compare {recipe} --out FOLDER")
 
 
-COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin": (starting.new, run, results.evaluate, results.generate, results.export),
     "Federate": (network.keys, network.serve, network.join, network.status, pages.watch),
     "Look": (pages.report, compare, looking.list_, starting.explain, preview.preview, looking.partition, looking.bench),
 }
-for group, commands in COMMANDS.items():
+for group, commands in GROUPS.items():
     for command in commands:
         app.command(command.__name__.rstrip("_"), rich_help_panel=group)(command)
 app.add_typer(orbit_app, name="orbit", rich_help_panel="Orbits")
 
 
 def main() -> None:
-    """Entry point: errors become one line and an exit code."""
+    """Runs the command line; errors become one line and an exit code."""
     try:
         app(prog_name="fedseed")  # however it was started: completion goes by the name
     except RecipeError as error:

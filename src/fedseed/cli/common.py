@@ -1,21 +1,31 @@
-"""Options that several commands share, and what they do."""
+"""Options that several commands share, and what they do.
 
+Options that go together are one value, a data class: `grouped` makes its fields options of a command.
+"""
+
+import inspect
 import json
 import logging
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedseed.errors import plural
-from fedseed.reports.screen import Screen
+from fedseed.registry import load_plugin
+from fedseed.reports.progress import Screen
+
+if TYPE_CHECKING:
+    from fedseed.runs.recipe import Recipe
 
 console = Screen()
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -43,11 +53,21 @@ OverwriteOption = Annotated[
     typer.Option("--overwrite", help="Begin anew in a folder that holds a run: its files are deleted, others stay."),
 ]
 
+
+def _load_plugins(context: typer.Context, sources: list[str] | None) -> list[str] | None:
+    """Loads plug-ins as the command line is read, so that a command has nothing to do for them."""
+    for source in [] if context.resilient_parsing else sources or []:
+        load_plugin(source)
+    return sources
+
+
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")]
 PluginOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--plugin", help="Python file (or module) with methods, tasks, ... of your own; it is run. Repeatable."
+        "--plugin",
+        callback=_load_plugins,
+        help="Python file (or module) with methods, tasks, ... of your own; it is run. Repeatable.",
     ),
 ]
 ThreadsOption = Annotated[
@@ -58,9 +78,119 @@ ThreadsOption = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How a recipe is read: what is set in it, and code of others that is loaded first."""
+
+    set_: SetOption = None
+    plugin: PluginOption = None
+    trust_plugins: Annotated[
+        bool, typer.Option("--trust-plugins", help="Also run the plug-ins that the recipe names: code of its author.")
+    ] = False
+
+    @property
+    def changes(self) -> list[str]:
+        """Returns what replaces values of the recipe, "key=value" each."""
+        return list(self.set_ or [])
+
+    @property
+    def plugins(self) -> list[str]:
+        """Returns files and modules to load first."""
+        return self.plugin or []
+
+    def read(self, recipe: str, *more: str) -> "Recipe":
+        """Returns a recipe with all changes, and some more. Raises RecipeError."""
+        from fedseed.runs.recipe import read_recipe
+
+        return read_recipe(recipe, [*self.changes, *more], self.plugins, self.trust_plugins)
+
+
+@dataclass(frozen=True)
+class ReadingForDevice(Reading):
+    """The same, and where the model lies."""
+
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map. As model.device."
+        ),
+    ] = None
+
+    @property
+    def changes(self) -> list[str]:
+        """Returns what replaces values of the recipe, `--device` as the last."""
+        return [*super().changes, *([] if self.device is None else [f'model.device="{self.device}"'])]
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Of which base a model is made, and where it lies."""
+
+    base: Annotated[
+        str | None,
+        typer.Option(help="The base: a name, its folder, or a folder with several. Default: where the run had it."),
+    ] = None
+    device: Annotated[
+        str, typer.Option(help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map.")
+    ] = "auto"
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a run is computed, and whether it begins anew."""
+
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Deal a round's clients to so many processes on this machine: one for each GPU, or a share of the "
+            "cores each. The results are those of one process with as many --threads.",
+        ),
+    ] = None
+    threads: ThreadsOption = None
+    overwrite: OverwriteOption = False
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What a command says, and where."""
+
+    as_json: JsonOption = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what went wrong.")] = False
+
+    def screen(self) -> Console:
+        """Returns where to say what people read: standard error with --json, nowhere with --quiet."""
+        return Screen(quiet=True) if self.quiet else Screen(stderr=True) if self.as_json else console
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command for typer in which each parameter that is a data class stands for options, one for each field.
+
+    Args:
+        command: parameters that are data classes need no default: their fields have them.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        name: p.annotation for name, p in signature.parameters.items() if is_dataclass(p.annotation)
+    }
+    shown: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        own = inspect.signature(groups[name], eval_str=True).parameters.values() if name in groups else [parameter]
+        shown += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        made = {name: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
+        command(**given, **made)
+
+    called.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in shown}
+    return called
+
+
 @contextmanager
 def interruptible(resume: str = "") -> Iterator[None]:
-    """Ctrl-C ends a run with one line that says how it goes on, and exit code 130.
+    """Ends a run on Ctrl-C with one line that says how it goes on, and exit code 130.
 
     Args:
         resume: the option that the same command needs to go on; "": none.
@@ -86,17 +216,17 @@ def stepping(console: Console, count: int | None = None) -> Iterator[Callable[..
 
 
 def say(text: str, screen: Console | None = None) -> None:
-    """Print a line as it is, so that it can be pasted; on standard output unless another console is given."""
+    """Prints a line as it is, so that it can be pasted; on standard output unless another console is given."""
     (screen or console).print(text, highlight=False, soft_wrap=True)
 
 
 def answer(result: Any) -> None:
-    """Print a result for `--json`: the only thing on standard output."""
+    """Prints a result for `--json`: the only thing on standard output."""
     typer.echo(json.dumps(result, indent=2))
 
 
 def log_at(level: LogLevel) -> None:
-    """Send log records of this level and above to standard error, with time, level and logger."""
+    """Sends log records of this level and above to standard error, with time, level and logger."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     for name in LOGGERS:

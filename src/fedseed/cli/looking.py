@@ -1,17 +1,43 @@
 """`fedseed bench`, `partition` and `list`: what a recipe will cost, who holds what, what there is."""
 
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedseed.cli.common import JsonOption, PluginOption, RecipeArgument, answer, console
-from fedseed.cli.groups import Reading, ReadingForDevice, Telling, grouped
-from fedseed.cli.listing import ENDINGS, HEADINGS, LISTED, listing
+from fedseed.cli.common import (
+    JsonOption,
+    PluginOption,
+    Reading,
+    ReadingForDevice,
+    RecipeArgument,
+    Telling,
+    answer,
+    console,
+    grouped,
+)
 from fedseed.errors import RecipeError
+
+LISTED = Literal[
+    "methods", "tasks", "metrics", "rewards", "aggregation", "trackers", "transports", "models", "bases", "recipes",
+    "sweeps", "keys",
+]  # fmt: skip
+HEADINGS: Mapping[LISTED, tuple[str, ...]] = defaultdict(
+    lambda: ("name", "about", "origin"),
+    {"models": ("name", "about", "where"), "keys": ("key", "type", "default", "of")},
+)
+ENDINGS: Mapping[LISTED, str] = {
+    "bases": "These are bases of random directions (method.basis). Models to tune: fedseed list models",
+    "models": "Any folder or hub name with a model of transformers will do, too (model.base).",
+    "keys": "fedseed explain KEY says what one means; docs/recipe.md has all.",
+}
 
 
 @grouped
@@ -29,8 +55,7 @@ def bench(
 ) -> None:
     """Say what a recipe will cost on this machine: seconds by phase, bytes and memory, from one round of it."""
     shown, checked = Telling(as_json).screen(), reading.read(recipe)
-    from fedseed.experiments.bench import cost_table, fits, measure, memory_table  # torch from here on
-    from fedseed.experiments.reckoning import reckon
+    from fedseed.experiments.bench import cost_table, fits, measure, memory_table, reckon  # torch from here on
     from fedseed.models.loading import has_weights, quiet
 
     quiet()
@@ -81,7 +106,11 @@ def partition(
         shown.print(text, highlight=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        draw_partition(held, _partition_title(task), out)
+        title, dealt = str(task.name), getattr(task, "partition", None)
+        if dealt is not None:  # "dolly-15k, dirichlet: alpha = 0.5, minimum = 10"
+            chosen = [f"{key} = {value}" for key, value in dealt.model_dump(exclude={"kind"}).items() if value != []]
+            title += f", {dealt.kind}" + ": " * bool(chosen) + ", ".join(chosen)
+        draw_partition(held, title, out)
         shown.print(f"Picture: {out}")
     if as_json:
         rows = zip(held.clients, held.counts.tolist(), strict=True)
@@ -91,7 +120,7 @@ def partition(
 
 def list_(what: Annotated[LISTED, typer.Argument()], plugin: PluginOption = None, as_json: JsonOption = False) -> None:
     """List what there is, and where it comes from."""
-    rows, broken = listing(what, plugin or [])
+    rows, broken = listing(what)
     if as_json:
         answer([dict(zip(HEADINGS[what], row, strict=False)) for row in rows])
         return
@@ -105,10 +134,52 @@ def list_(what: Annotated[LISTED, typer.Argument()], plugin: PluginOption = None
         console.print(Text(f"\n{ENDINGS[what]}"), soft_wrap=True)
 
 
-def _partition_title(task: Any) -> str:
-    """Returns what a picture of a task's partition is called: "dolly-15k, dirichlet: alpha = 0.5, minimum = 10"."""
-    dealt = getattr(task, "partition", None)
-    if dealt is None:
-        return str(task.name)
-    settings = ", ".join(f"{k} = {v}" for k, v in dealt.model_dump(exclude={"kind"}).items() if v != [])
-    return f"{task.name}, {dealt.kind}" + (f": {settings}" if settings else "")
+def listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Returns rows of texts (`HEADINGS` says of what), and a line for each entry point that is broken."""
+    if what == "bases":
+        from fedseed.randomness import BASES
+
+        return list(BASES.items()), []
+    if what == "models":
+        return models(), []
+    if what == "keys":
+        from fedseed.runs.recipe import recipe_keys
+
+        keys = recipe_keys()
+        return [(key.key, key.kind, key.default, ", ".join(key.of)) for key in keys], []
+    if what == "sweeps":
+        from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
+
+        return [(name, read_sweep(path).title) for name, path in packaged_sweeps().items()], []
+    if what == "recipes":
+        from fedseed.runs.recipe import packaged_recipes, read_recipe
+
+        return [(name, read_recipe(name).title) for name in packaged_recipes()], []
+    from fedseed.extension import REGISTRIES
+
+    registry = REGISTRIES[what]
+    rows: list[tuple[str, ...]] = []
+    for name, thing, origin in registry.entries():  # what it says of itself, or the first line of its docstring
+        about = getattr(thing, "about", None) or (thing.__doc__ or "").strip().partition("\n")[0]
+        rows.append((name, str(about), origin))
+    return rows, [f"{name}: {why}" for name, why in registry.broken().items()]
+
+
+def models() -> list[tuple[str, ...]]:
+    """Returns what `model.base` can name without a download: name, meaning and folder of each."""
+    found: list[tuple[str, ...]] = []
+    for path in sorted(Path(str(files("fedseed") / "base")).glob("*/config.json")):
+        paragraphs = (path.parent / "README.md").read_text(encoding="utf-8").rpartition("---\n")[2].split("\n\n")
+        first = next(part for part in paragraphs if part.strip() and not part.lstrip().startswith(("#", "|")))
+        found.append((path.parent.name, " ".join(first.split()).partition(". ")[0], "comes with fedseed"))
+    with suppress(ImportError):  # torch's side is not installed
+        from huggingface_hub import constants, scan_cache_dir
+
+        from fedseed.reports.tables import human_bytes
+
+        repos = scan_cache_dir().repos if Path(constants.HF_HUB_CACHE).is_dir() else ()
+        for repo in sorted(repos, key=lambda repo: repo.repo_id):
+            if repo.repo_type == "model":
+                about = f"in the hub's cache, {human_bytes(repo.size_on_disk)}"
+                found.append((repo.repo_id, about, str(repo.repo_path)))
+    return found

@@ -2,16 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedseed.cli.common import RecipeArgument, console, interruptible, say
-from fedseed.cli.groups import Reading, ReadingForDevice, grouped
+from fedseed.cli.common import Reading, ReadingForDevice, RecipeArgument, console, grouped, interruptible, say
 from fedseed.cli.status import by_client, describe, follow
 from fedseed.errors import NetworkError, RecipeError
 from fedseed.federation.control import Status, read
@@ -59,6 +57,16 @@ class Figures:
     ] = None
     metrics_host: Annotated[str, typer.Option(help="The address for that. Default: this machine only.")] = "127.0.0.1"
 
+    def serve(self) -> "AbstractContextManager[Exporter | None]":
+        """Serves the figures as long as the block lasts; None: nobody asked for them."""
+        if self.metrics_port is None:
+            return nullcontext()
+        from fedseed.reports.prometheus import Exporter
+
+        exporter = Exporter(self.metrics_port, self.metrics_host)
+        say(f"figures for Prometheus: http://{self.metrics_host}:{exporter.port}/metrics")
+        return closing(exporter)
+
 
 @grouped
 def serve(
@@ -80,7 +88,7 @@ def serve(
     from fedseed.reports.progress import Shown
     from fedseed.reports.results import read_summary
     from fedseed.runs.network import coordinate
-    from fedseed.runs.roster import with_keys
+    from fedseed.runs.parties import with_keys
     from fedseed.weights.heap import map_large
 
     checked = reading.read(recipe)
@@ -94,7 +102,7 @@ def serve(
     else:
         reach = replace(reaching.reach(checked, "coordinator"), server_log=server_log)
         map_large()
-        with interruptible(), exporting(figures) as exporter:
+        with interruptible(), figures.serve() as exporter:
             way = transport(reach, name)
             summary = coordinate(checked, name, way, folder, fresh, Shown(console), exporter).summary
     for line in by_client(summary):
@@ -158,8 +166,7 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
     folder = site.out or _path(told.out)
     from fedseed.models.loading import quiet  # torch from here on
     from fedseed.reports.progress import Shown
-    from fedseed.runs.joining import Loading, joining
-    from fedseed.runs.keeping import keep, orbit_place
+    from fedseed.runs.joining import Loading, joining, keep, orbit_place
 
     quiet()
     orbit = None if folder is None else orbit_place(folder)
@@ -240,22 +247,6 @@ def keys(
 def run_name(recipe: "Recipe", source: str, given: str | None) -> str:
     """Returns a run's name: as given, as the recipe says, or that of the recipe's file."""
     return check_run(given or recipe.federation.run or Path(source).stem)
-
-
-@contextmanager
-def exporting(figures: Figures) -> "Iterator[Exporter | None]":
-    """Serves figures for Prometheus as long as the block lasts; None: nobody asked for them."""
-    if figures.metrics_port is None:
-        yield None
-        return
-    from fedseed.reports.prometheus import Exporter
-
-    exporter = Exporter(figures.metrics_port, figures.metrics_host)
-    say(f"figures for Prometheus: http://{figures.metrics_host}:{exporter.port}/metrics")
-    try:
-        yield exporter
-    finally:
-        exporter.close()
 
 
 async def ask(reach: Access, run: str) -> dict[str, Any]:

@@ -8,13 +8,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedseed.cli.common import JsonOption, PluginOption, answer, console, say, stepping
-from fedseed.cli.groups import Telling, grouped
+from fedseed.cli.common import JsonOption, Placing, PluginOption, Telling, answer, console, grouped, say, stepping
 from fedseed.errors import RecipeError, plural
-from fedseed.orbit import NO_DIGEST, Orbit, edit, signature
+from fedseed.orbit import NO_DIGEST, Orbit, edit
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model
-from fedseed.registry import load_plugin
 from fedseed.text import shown
 
 app = typer.Typer(help="Look at, check, replay, cut, compare, sign and share orbits.", no_args_is_help=True)
@@ -25,16 +23,8 @@ NewFile = Annotated[Path, typer.Option("--out", help="The new orbit file; must n
 
 
 @dataclass(frozen=True)
-class Replaying:
+class Replaying(Placing):
     """Of which base steps are replayed, and where."""
-
-    base: Annotated[
-        str | None,
-        typer.Option(help="The base: a name, its folder, or a folder with several. Default: what the orbit names."),
-    ] = None
-    device: Annotated[
-        str, typer.Option(help="Where to replay: auto (a GPU if there is one), cpu, cuda, cuda:1, map.")
-    ] = "auto"
 
     def replay(
         self, path: Path, orbit: Orbit, count: int, screen: Console, check_all: bool = False
@@ -51,29 +41,39 @@ class Replaying:
 @app.command()
 def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = False) -> None:
     """Show what an orbit holds."""
-    orbit = _open(path, plugin)
-    header = orbit.header
-    layout = header.layout
+    orbit = Orbit.open(path)
+    header, layout = orbit.header, orbit.header.layout
+    adapter = None if header.adapter is None else header.adapter.settings.model_dump()
+    final = orbit.parts[-1].digest if orbit.parts and orbit.parts[-1].digest != NO_DIGEST else None
     if as_json:
-        answer(_about(orbit))
+        answer({
+            "base": header.base, "dtype": header.dtype, "base_digest": header.base_digest,
+            "digest_kind": header.digest_kind, "parameters": layout.size, "tensors": len(layout.tensors),
+            "blocks": len(layout.block_sizes), "adapter": adapter, "method": header.method.model_dump(),
+            "seed": header.seed, "first": header.first, "steps": orbit.last, "complete": orbit.complete,
+            "bytes": orbit.size, "model_bytes": layout.dense_bytes, "final_digest": final,
+        })  # fmt: skip
         return
-    settings = header.method.model_dump(exclude={"name", "training"})
-    beside = size_beside(orbit.size, layout.dense_bytes, header.adapter is not None)
+    size, dense, what = orbit.size, layout.dense_bytes, "model" if header.adapter is None else "adapter"
+    if size > dense:
+        beside = f"more than the {what}'s {dense:,}"
+    else:
+        beside = f"the {what} has {dense:,}" if dense < 10 * size else f"{dense / size:,.0f} times less than the {what}"
     rows: list[tuple[str, str]] = [
         ("base", f"{header.base} ({header.dtype})"),
         ("base digest", header.base_digest),
         *([("digests are", unusual)] if (unusual := header.unusual_digests()) else []),
         ("parameters", f"{layout.size:,} in {len(layout.tensors)} tensors, {len(layout.block_sizes)} blocks"),
-        *([] if header.adapter is None else [("adapter", _settings(header.adapter.settings.model_dump()))]),
+        *([] if adapter is None else [("adapter", _settings(adapter))]),
         ("method", header.method.name),
-        ("settings", _settings(settings)),
+        ("settings", _settings(header.method.model_dump(exclude={"name", "training"}))),
         ("seed", str(header.seed)),
         ("steps", str(orbit.last) if header.first == 1 else f"{orbit.last}, only the last is held (compacted)"),
         ("state", _state(orbit)),
-        ("file size", f"{orbit.size:,} bytes ({beside})"),
+        ("file size", f"{size:,} bytes ({beside})"),
     ]
     if orbit.parts:
-        rows.append(("final digest", _digest(orbit.parts[-1].digest)))
+        rows.append(("final digest", final or "not recorded"))
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in rows:
         table.add_row(name, shown(value, MOST_SHOWN))
@@ -95,13 +95,15 @@ def verify(
     """Check an orbit: checksums, chain, every step's content; if asked, digests and signature."""
     if signed is not None and key is None:
         raise RecipeError("--signature needs --key, the signer's public key")
-    orbit = _open(path, plugin)
+    orbit = Orbit.open(path)
     orbit.check_steps()
     screen = Telling(as_json).screen()
     say(f"{plural(len(orbit), 'step')} up to {orbit.last:,}: checksums, chain and contents are right", screen)
     say(_state(orbit), screen)
     found: dict[str, Any] = {"steps": len(orbit), "last": orbit.last, "complete": orbit.complete}
     if key is not None:
+        from fedseed.orbit import signature
+
         signature.verify(path, key, signed)
         found["signed_by"] = key.name
         say(f"the signature is that of {key.name}", screen)
@@ -126,7 +128,7 @@ def replay(
     replaying: Replaying,
 ) -> None:
     """Rebuild the model (or the adapter) and write a folder that transformers (or peft) loads, with a model card."""
-    orbit = _open(path, plugin)
+    orbit = Orbit.open(path)
     count = orbit.check_upto(upto)
     check_free(out)
     model, tokenizer, digest = replaying.replay(path, orbit, count, console)
@@ -144,7 +146,6 @@ def rollback(
     plugin: PluginOption = None,
 ) -> None:
     """Write the steps up to a number into a new orbit. What comes after may be damaged; PATH is not changed."""
-    _load(plugin)
     orbit = edit.rollback(path, to, out)
     say(f"{out}: {plural(orbit.last, 'step')}, {orbit.size:,} bytes")
 
@@ -152,7 +153,6 @@ def rollback(
 @app.command()
 def compact(path: PathArgument, out: NewFile, plugin: PluginOption = None) -> None:
     """Keep only the final model, for a method whose newest step replaces all before it (FedKSeed)."""
-    _load(plugin)
     orbit = edit.compact(path, out)
     say(f"{out}: step {orbit.last:,} only, {orbit.size:,} bytes")
 
@@ -165,7 +165,6 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Say what tells two orbits apart: settings, the first step that differs."""
-    _load(plugin)
     a, b = Orbit.open(first), Orbit.open(second)
     differences = edit.differences(a, b)
     if as_json:
@@ -178,7 +177,9 @@ def diff(
 @app.command()
 def keygen(key: Annotated[Path, typer.Argument(help="Where the private key goes; the public one to KEY.pub.")]) -> None:
     """Make an Ed25519 key: to sign orbits with, or for a client of secure sums."""
-    public = signature.generate_key(key)
+    from fedseed.orbit.signature import generate_key
+
+    public = generate_key(key)
     say(f"private key: {key} (keep it to yourself); public key: {public}")
     say(f"in a recipe (secure_sums.identities): {public.read_text(encoding='ascii').splitlines()[1]}")
 
@@ -186,6 +187,8 @@ def keygen(key: Annotated[Path, typer.Argument(help="Where the private key goes;
 @app.command()
 def sign(path: PathArgument, key: Annotated[Path, typer.Option(help="The private key's file.")]) -> None:
     """Sign an orbit with Ed25519; the signature goes to PATH.sig."""
+    from fedseed.orbit import signature
+
     say(f"signature: {signature.sign(path, key)}")
 
 
@@ -201,7 +204,6 @@ def push(
     """Put an orbit (and its signature) into a repository of the hub, with a model card. The token: HF_TOKEN."""
     from fedseed.orbit import hub
 
-    _load(plugin)
     found = path / "model.orbit" if path.is_dir() else path
     if path.is_dir() and not found.is_file():
         raise RecipeError(f"{path}: no model.orbit there: a run of whole weights is shared as a model (fedseed export)")
@@ -219,66 +221,14 @@ def pull(
     """Fetch an orbit (and its signature) from a repository of the hub, and check it."""
     from fedseed.orbit import hub
 
-    _load(plugin)
     orbit = hub.pull(repository, out, file, revision)
     say(f"{out}: {orbit.last:,} steps of {orbit.header.method.name}, {orbit.size:,} bytes")
     say(_state(orbit))
-
-
-def _load(plugins: list[str] | None) -> None:
-    for plugin in plugins or []:
-        load_plugin(plugin)
-
-
-def _open(path: Path, plugins: list[str] | None) -> Orbit:
-    _load(plugins)
-    return Orbit.open(path)
 
 
 def _settings(table: dict[str, Any]) -> str:
     return ", ".join(f"{k}={v}" for k, v in table.items())
 
 
-def _about(orbit: Orbit) -> dict[str, Any]:
-    """Returns what `info --json` prints."""
-    header, layout = orbit.header, orbit.header.layout
-    return {
-        "base": header.base,
-        "dtype": header.dtype,
-        "base_digest": header.base_digest,
-        "digest_kind": header.digest_kind,
-        "parameters": layout.size,
-        "tensors": len(layout.tensors),
-        "blocks": len(layout.block_sizes),
-        "adapter": None if header.adapter is None else header.adapter.settings.model_dump(),
-        "method": header.method.model_dump(),
-        "seed": header.seed,
-        "first": header.first,
-        "steps": orbit.last,
-        "complete": orbit.complete,
-        "bytes": orbit.size,
-        "model_bytes": layout.dense_bytes,
-        "final_digest": None if not orbit.parts or orbit.parts[-1].digest == NO_DIGEST else orbit.parts[-1].digest,
-    }
-
-
-def size_beside(size: int, dense: int, adapter: bool = False) -> str:
-    """Returns how large an orbit is beside the weights that it tunes.
-
-    Args:
-        size: the orbit's bytes.
-        dense: those of the weights.
-        adapter: the weights are an adapter's.
-    """
-    what = "adapter" if adapter else "model"
-    if size > dense:
-        return f"more than the {what}'s {dense:,}"
-    return f"{dense / size:,.0f} times less than the {what}" if dense >= 10 * size else f"the {what} has {dense:,}"
-
-
 def _state(orbit: Orbit) -> str:
     return "complete" if orbit.complete else "not complete: the run has not ended, or the file's end is cut off"
-
-
-def _digest(digest: str) -> str:
-    return "not recorded" if digest == NO_DIGEST else digest

@@ -76,7 +76,7 @@ def watch(
 
 
 def _run_folders(given: list[Path]) -> list[Path]:
-    """The runs' folders: those given, or in place of one that is no run the finished runs in it."""
+    """Returns the runs' folders: those given, or in place of one that is no run the finished runs in it."""
     found: list[Path] = []
     for folder in given:
         if (folder / "recipe.toml").exists() or (folder / "metrics.jsonl").exists():

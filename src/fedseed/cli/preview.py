@@ -1,11 +1,20 @@
-"""`fedseed preview`: a recipe's examples as tokens."""
+"""`fedseed preview`: a recipe's examples as tokens, by colours on a terminal, by signs elsewhere."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
-from fedseed.cli.common import RecipeArgument, console
-from fedseed.cli.groups import Reading, grouped
+from fedseed.cli.common import Reading, RecipeArgument, console, grouped
+
+SHOWN_CLIENTS = 24
+NEWLINE = "⏎"
+# two shades in turn, so that it is seen where a token ends
+LEARNT = ("bold black on green", "bold black on bright_green")
+OTHER = ("default", "dim")
 
 
 @grouped
@@ -18,8 +27,6 @@ def preview(
     reading: Reading,
 ) -> None:
     """Show examples as tokens, what counts for the loss, what is cut. Needs the data and the tokenizer, no weights."""
-    from fedseed.reports.preview import clients_table, tokens_text
-
     checked = reading.read(recipe)
     from fedseed.models.loading import quiet  # torch from here on
     from fedseed.runs.preview import preview as look
@@ -45,3 +52,41 @@ def preview(
     if found.shown:
         how = "green counts for the loss" if console.is_terminal else "[[...]] counts for the loss, | ends a token"
         console.print(f"{how}; ⏎ is a line's end", highlight=False)
+
+
+def tokens_text(pieces: Sequence[Any], coloured: bool) -> Text:
+    """Returns tokens in a row, those that count for the loss marked; a line ends where one of them ends it.
+
+    Args:
+        pieces: tokens (`text`, `learnt`).
+        coloured: by colours; else `|` stands between tokens, and `[[`, `]]` around those that count.
+    """
+    made = Text()
+    before = False
+    for at, piece in enumerate(pieces):
+        text = piece.text.replace("\n", NEWLINE)
+        if coloured:
+            made.append(text, (LEARNT if piece.learnt else OTHER)[at % 2])
+        else:
+            sign = ("|" if at else "") if before == piece.learnt else "[[" if piece.learnt else "]]"
+            made.append(sign + text)
+            before = piece.learnt
+        if piece.text.endswith("\n"):
+            made.append("\n")
+    if before:
+        made.append("]]")
+    return made
+
+
+def clients_table(clients: Sequence[Any]) -> Table:
+    """Returns what each client has: examples, tokens, and how many of these count."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in ("client", "examples", "left out", "parts", "cut", "median", "longest", "count"):
+        table.add_column(name, justify="left" if name == "client" else "right", no_wrap=True)
+    for one in clients[:SHOWN_CLIENTS]:
+        values = (one.examples, one.dropped, one.items, one.cut, one.median, one.longest)
+        share = f"{one.learnt / one.tokens:.0%}" if one.tokens else "-"
+        table.add_row(one.name, *(f"{value:,}" for value in values), share)
+    if len(clients) > SHOWN_CLIENTS:
+        table.add_row(f"{len(clients) - SHOWN_CLIENTS:,} more", *[""] * 7)
+    return table

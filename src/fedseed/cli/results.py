@@ -5,16 +5,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from fedseed.cli.common import JsonOption, PluginOption, answer, console, say, stepping
-from fedseed.cli.groups import Reading, grouped
+from fedseed.cli.common import JsonOption, Placing, PluginOption, Reading, answer, console, grouped, say, stepping
 from fedseed.errors import RecipeError
-from fedseed.registry import load_plugin
-from fedseed.reports.screen import Screen
+from fedseed.reports.progress import Screen
 from fedseed.text import clean
 
 if TYPE_CHECKING:
@@ -31,34 +29,24 @@ SourceArgument = Annotated[
 
 
 @dataclass(frozen=True)
-class Opening:
+class Opening(Placing):
     """Which round's model is opened, of which base, and where it lies."""
 
     best: Annotated[
         str | None, typer.Option(help="The model after the round that was best by this metric, such as loss.")
     ] = None
     upto: Annotated[int | None, typer.Option(min=0, help="The model after this round, not the last one.")] = None
-    base: Annotated[
-        str | None,
-        typer.Option(help="The base: a name, its folder, or a folder with several. Default: where the run had it."),
-    ] = None
-    device: Annotated[
-        str, typer.Option(help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map.")
-    ] = "auto"
 
-    def open(self, name: str, plugins: list[str] | None, quietly: bool = False) -> "Tuned":
+    def open(self, name: str, quietly: bool = False) -> "Tuned":
         """Load a model, with a bar on standard error where there are steps to replay.
 
         Args:
             name: what the command line calls it.
-            plugins: files and modules to load first.
             quietly: say nothing on standard output.
         """
         from fedseed.models.loading import quiet
         from fedseed.runs.tuned import best_round, find_source, open_tuned
 
-        for plugin in plugins or []:
-            load_plugin(plugin)
         if self.best is not None and self.upto is not None:
             raise RecipeError("--best or --upto, not both")
         source, upto = find_source(name), self.upto
@@ -86,7 +74,7 @@ def export(
     from fedseed.orbit.export import check_free, export_model
 
     check_free(out)
-    tuned = opening.open(source, plugin)
+    tuned = opening.open(source)
     if tuned.header is None or tuned.facts is None:
         raise RecipeError(f"{source} is a model already: there is nothing to export")
     export_model(out, tuned.model, tuned.processor, tuned.header, tuned.facts, merge)
@@ -130,7 +118,7 @@ def evaluate(
     checked = None
     if harness.tasks is None:  # before anything is loaded
         checked = recipe_for(find_source(source), recipe, task, reading.changes, reading.plugins, reading.trust_plugins)
-    tuned = opening.open(source, reading.plugin, quietly=as_json)
+    tuned = opening.open(source, quietly=as_json)
     notes: list[str] = []
     if checked is None:
         names = [name.strip() for name in (harness.tasks or "").split(",") if name.strip()]
@@ -195,7 +183,7 @@ def generate(
         raise RecipeError("--system goes with --chat")
     talking = prompt is None and file is None and sys.stdin.isatty()
     wanted = [] if talking else list(_prompts(prompt, file, chat))
-    tuned = opening.open(source, plugin, quietly=True)
+    tuned = opening.open(source, quietly=True)
     writer = Writer(tuned.model, tuned.processor)
     writing = Writing(wording.max_tokens, wording.temperature, wording.top_p, wording.seed)
     turns = [] if system is None else [{"role": "system", "content": system}]
@@ -229,16 +217,12 @@ def _prompts(prompt: str | None, file: Path | None, chat: bool) -> Iterator[str 
             if "messages" in row.values:
                 if not chat:
                     raise RecipeError(f'{row.where}: "messages" need --chat')
-                yield _turns(row.field("messages", list), row.where)
+                turns = row.field("messages", list)
+                if not all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in turns):
+                    raise RecipeError(f'{row.where}: "messages": each is an object with "role" and "content"')
+                yield turns
             else:
                 yield row.field("prompt", str)
-
-
-def _turns(found: list[Any], where: str) -> list[dict[str, str]]:
-    for turn in found:
-        if not isinstance(turn, dict) or not isinstance(turn.get("role"), str):
-            raise RecipeError(f'{where}: "messages": each is an object with "role" and "content"')
-    return found
 
 
 def _said(text: str) -> str:

@@ -38,12 +38,9 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a recipe's key means: type, default, and which methods or tasks have it."""
-    from fedseed.registry import load_plugin
     from fedseed.runs.keys import find_keys, near_key
     from fedseed.runs.recipe import recipe_keys
 
-    for source in plugin or []:
-        load_plugin(source)
     keys = recipe_keys()
     found = find_keys(keys, key)
     if not found:

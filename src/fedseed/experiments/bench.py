@@ -1,4 +1,8 @@
-"""What a run will cost on this machine: memory by the shapes of its base, and one round of it with few local steps."""
+"""Tells what a run will cost here: its memory by the shapes of its base, its time by one round with few local steps.
+
+Memory is computed from the base's configuration; no weights are read. The sum is less than a run's peak: activations of
+the layers, messages, libraries and data come on top of it.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,27 +14,143 @@ import torch
 from rich import box
 from rich.table import Table
 
-from fedseed.experiments.reckoning import Reckoned
+from fedseed.errors import RecipeError, plural
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.methods import Method
-from fedseed.reports.memory import available_memory
+from fedseed.models import adapters, quantized
+from fedseed.models.architectures import architecture_of
+from fedseed.models.heads import Head, head_parameters
+from fedseed.models.loading import base_config, choose_trainable, outline
+from fedseed.objectives.tokens import longest_input
+from fedseed.reports.machine import available_memory
 from fedseed.reports.tables import human_bytes, human_seconds
 from fedseed.runs.assembly import build
+from fedseed.runs.equipment import kind_for
 from fedseed.runs.learner import peak_memory
+from fedseed.runs.parties import load_data
 from fedseed.runs.recipe import Recipe
+from fedseed.training.settings import OPTIMIZERS, LocalTraining
+from fedseed.weights.offload import out_of_the_way
 
-FEW_STEPS = 3  # local steps that are timed; the recipe's number is reckoned from them
+AVERAGES = {"momentum": 1, "nesterov": 1, "adam": 2, "hiso": 1}  # float32 numbers kept for each weight
+FEW_STEPS = 3  # local steps that are timed; the time of the recipe's number of steps is computed from them
 Shown = list[Table | str]  # what a terminal shows, from top to bottom
 
 
 @dataclass(frozen=True)
+class Reckoned:
+    """A recipe's memory, by purpose.
+
+    Args:
+        parameters: how many the model has.
+        trained: how many of them train.
+        dtype: the weights' dtype.
+        parts: (name, bytes); what takes nothing is left out.
+    """
+
+    parameters: int
+    trained: int
+    dtype: str
+    parts: Sequence[tuple[str, int]]
+
+    @property
+    def total(self) -> int:
+        """Returns the bytes of all parts together."""
+        return sum(size for _, size in self.parts)
+
+
+def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
+    """Computes a recipe's memory without reading its weights and, if they can't be had, without its data.
+
+    Args:
+        recipe: the recipe; of its base only the configuration is read.
+        tokens: the length of an example; None: the longest that the recipe and the model take.
+
+    Raises:
+        RecipeError: the base's configuration can't be had, or does not fit the recipe.
+    """
+    settings, method = recipe.model, recipe.method
+    model, saved = _outline(recipe)
+    tensors = list(model.parameters())
+    training: LocalTraining | None = getattr(method, "training", None)
+    tuned = [p for p in tensors if p.requires_grad]
+    count, trained = sum(p.numel() for p in tuned), sum(map(_bytes, tuned))
+    offloaded = settings.offload_base is True or (
+        settings.offload_base == "auto" and out_of_the_way(tuned, method.rebuilds_often)
+    )
+    parts = [("weights", sum(map(_bytes, (*tensors, *model.buffers()))) - saved)]
+    if method.from_base and not offloaded:
+        parts.append(("copy of the base", trained))
+    if getattr(method, "streaming", False):
+        parts.append(("the largest gradient", max(map(_bytes, tuned))))
+    elif method.needs_gradients:
+        parts.append(("gradients", trained))
+        if training is not None:
+            parts += [("start copy of the weights", trained), ("optimiser's averages", averages_of(training) * trained)]
+    elif not method.from_base and not method.stepwise:
+        parts.append(("start copy of the weights", trained))
+    averages = AVERAGES.get(getattr(method, "optimizer", getattr(method, "server", "")), 0)
+    parts.append(("averages of the steps", 4 * count * averages))
+    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
+    if vocabulary is not None:
+        limits = (recipe.evaluation.max_length if tokens is None else tokens, longest_input(model))
+        length, batch = min(n for n in limits if n is not None), _batch(method)
+        size = batch * length * vocabulary * getattr(torch, settings.dtype).itemsize
+        parts.append((f"logits of {plural(batch, 'example')} of {length:,} tokens", size))
+    return Reckoned(sum(p.numel() for p in tensors), count, settings.dtype, [part for part in parts if part[1]])
+
+
+def averages_of(training: LocalTraining) -> int:
+    """Returns how many numbers an optimiser remembers of each weight."""
+    options: dict[str, Any] = {"momentum": training.momentum} if training.optimizer in ("sgd", "rmsprop") else {}
+    p = torch.nn.Parameter(torch.ones(64, device="cpu"))
+    p.grad = torch.ones_like(p)
+    optimizer = getattr(torch.optim, OPTIMIZERS[training.optimizer])([p], lr=1e-3, **options)
+    optimizer.step()
+    remembered = (t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor))
+    return sum(t.numel() == 64 for t in remembered)
+
+
+def _outline(recipe: Recipe) -> tuple[Any, int]:
+    """Returns the model that the recipe would tune, on "meta", and the bytes that quantisation saves of its weights."""
+    settings = recipe.model
+    architecture, head = settings.architecture or architecture_of(base_config(settings.base)), None
+    try:
+        kind, classes = kind_for(recipe, load_data(recipe))
+        architecture, head = kind.architecture, Head(classes, recipe.seed) if classes else None
+    except RecipeError:  # the data are not here: a model that writes texts, unless the recipe says otherwise
+        pass
+    how = settings.base, settings.dtype, settings.trust_remote_code, architecture, head, settings.attention
+    model = outline(*how, device="meta")
+    saved = 0 if settings.quantization is None else quantized.saved_by(model, settings.quantization)
+    trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
+    adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
+    if adapter is not None:
+        with torch.device("meta"):
+            model = adapters.wrap(model, adapter, settings.base)
+    if adapter is None or trainable is not None:
+        choose_trainable(model, trainable)
+    return model, saved
+
+
+def _batch(method: Any) -> int:
+    """Returns how many examples go through the model at a time."""
+    training = getattr(method, "training", method)
+    return int(getattr(method, "micro_batch", 0) or getattr(training, "batch", 1))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+@dataclass(frozen=True)
 class Measured:
-    """What one round has shown.
+    """What was measured in one round.
 
     Args:
         parameters: d.
-        dtype: of the weights.
-        threads: torch's.
+        dtype: the weights' dtype.
+        threads: how many threads torch uses.
         round: phases of a round with all its clients, and their seconds, for the recipe's number of local steps.
         clients: clients in a round.
         rounds: rounds of the recipe.
@@ -55,12 +175,12 @@ class Measured:
 
     @property
     def total(self) -> float:
-        """Returns seconds of the whole run."""
+        """Returns the seconds of the whole run."""
         return self.rounds * sum(self.round.values()) + self.evaluations * self.evaluation
 
 
 def shortened(method: Method) -> tuple[Method, float]:
-    """Returns the method with few local steps, and how many times more the recipe asks for."""
+    """Returns the method with few local steps, and how many times as many the recipe asks for."""
     steps = getattr(method, "steps", None)
     if isinstance(steps, int) and steps > FEW_STEPS:
         return method.model_copy(update={"steps": FEW_STEPS}), steps / FEW_STEPS
@@ -72,10 +192,10 @@ def shortened(method: Method) -> tuple[Method, float]:
 
 
 def measure(recipe: Recipe) -> Measured:
-    """Run one round of a recipe, shortened, twice (the first warms up), and reckon what the whole will cost.
+    """Runs one round of a recipe, shortened, twice (the first warms up), and returns what the whole run will cost.
 
     Args:
-        recipe: nothing of it is changed; no files are written.
+        recipe: the recipe; it is not changed, and no files are written.
 
     Raises:
         RecipeError: the recipe's model or data can't be had.
@@ -83,7 +203,7 @@ def measure(recipe: Recipe) -> Measured:
     method, factor = shortened(recipe.method)
     federation = build(recipe.model_copy(update={"method": method}))
     coordinator, worker = federation.coordinator, federation.worker
-    worker.private = False  # seconds of a private run's clients are told to nobody else than who has their data
+    worker.private = False  # a private run's clients hide their seconds; whoever has their data may see them
     space = worker.space
     together = worker.method.together == "losses"
     phases: dict[str, float] = {}
@@ -111,7 +231,7 @@ def measure(recipe: Recipe) -> Measured:
     phases["digest"] /= every if worker.method.stepwise else min(every, digest_every)  # hashed where a line is logged
     if hasattr(worker.method, "steps"):  # an update carries a pair for each local step
         up = round(up * factor)
-    evaluation, _ = _timed(lambda: federation.evaluate(space.model))
+    evaluation, _ = _timed(lambda: federation.hosted.evaluate(space.model))
     return Measured(
         parameters=space.size,
         dtype=recipe.model.dtype,
@@ -134,11 +254,11 @@ def _timed(act: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def fits(found: Reckoned, device: str) -> tuple[bool, str]:
-    """Returns whether what was reckoned is free on this machine, and a line that says so; what can't be told fits.
+    """Returns whether this machine has so much memory free, and a line that says so; True where that can't be told.
 
     Args:
         found: a recipe's memory.
-        device: where its model lies, as `model.device` has it.
+        device: where its model is, as in `model.device`.
     """
     on_gpu = device != "cpu" and torch.cuda.is_available()
     free = torch.cuda.mem_get_info()[0] if on_gpu else (available_memory() or (0, None))[1]
@@ -151,14 +271,14 @@ def fits(found: Reckoned, device: str) -> tuple[bool, str]:
 
 
 def memory_table(found: Reckoned) -> Shown:
-    """Returns what was reckoned of a recipe's memory, part by part."""
+    """Returns a title and a table of a recipe's memory, part by part."""
     some = "" if found.trained == found.parameters else f", {found.trained:,} of them trained"
     title = f"memory by the base's shapes: {found.parameters:,} parameters in {found.dtype}{some}"
     return [title, _table([(name, human_bytes(size)) for name, size in found.parts])]
 
 
 def cost_table(cost: Measured) -> Shown:
-    """Returns what a run will cost."""
+    """Returns a title, a table and a text that say what a run will cost."""
     title = (
         f"a round with {cost.clients} clients, {cost.parameters:,} parameters in {cost.dtype}, {cost.threads} threads"
     )

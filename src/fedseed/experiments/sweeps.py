@@ -1,16 +1,16 @@
-"""Sweeps: several recipes over seeds, data scenarios and grids of settings, laid side by side.
+"""Sweeps: several recipes over seeds, data scenarios and grids of settings, compared side by side.
 
     1. choosing   every point of a run's grid, on the task's validation examples (evaluate_on = "validation")
     2. results    the point with the best validation metric, over all seeds, on the task's test examples
 
 A search keeps the best point of a `grid`; `each` keeps them all, as lines of their own (an ablation).
 
-With metric = "validation_loss", which runs with early stopping measure beside their results, one set of runs is both:
-the chosen point's run is a result, and isn't run again.
+With metric = "validation_loss", which runs with early stopping measure beside their results, one set of runs serves as
+both: the chosen point's run is a result, and isn't run again.
 
 Every run is a folder named by its settings and a process of its own, so that its peak memory is its own. A sweep that
 was stopped goes on where it was: finished runs are read, an unfinished one is resumed (`fedseed run --resume`).
-The plan is free of torch; the processes that run are not.
+Planning does not import torch; the processes of the runs do.
 """
 
 import json
@@ -27,7 +27,6 @@ from importlib.resources import files
 from itertools import product
 from math import inf, isfinite
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -42,12 +41,11 @@ from fedseed.reports.results import read_summary
 from fedseed.reports.tables import Sheet
 from fedseed.runs.folder import discard
 from fedseed.runs.keys import explain
-from fedseed.runs.reading import read_toml
-from fedseed.runs.recipe import packaged_recipes
+from fedseed.runs.recipe import packaged_recipes, read_toml
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Say = Callable[[str], None]
-BESIDE = "validation_loss"  # a metric that runs have beside those of their results, with early stopping
+BESIDE = "validation_loss"  # a metric that runs with early stopping have besides those of their results
 VALIDATION = 0.1  # share of the examples that a grid's point is chosen on, where a task would keep none
 
 
@@ -74,11 +72,11 @@ class SweepRun(_Table):
     each: dict[str, list[Any]] = {}
 
     def points(self) -> list[Point]:
-        """Returns all combinations of the grid's values; one empty one without a grid."""
+        """Returns all combinations of the grid's values; without a grid, a single empty one."""
         return _combinations(self.grid)
 
     def lines(self, each: Mapping[str, list[Any]] | None = None) -> list["SweepRun"]:
-        """Returns a run for each combination of `each`'s values, which is set in it; itself without any.
+        """Returns a run for each combination of `each`'s values, which is set in it; without any, the run itself.
 
         Args:
             each: further keys and their values.
@@ -111,7 +109,7 @@ class Scenario(_Table):
     runs: list[str] | None = None
 
     def without(self, keys: Iterable[str]) -> "Scenario":
-        """Returns the same without values of its own for these keys."""
+        """Returns the scenario without grid values of its own for these keys."""
         left = {run: {k: v for k, v in grid.items() if k not in set(keys)} for run, grid in self.grids.items()}
         return self.model_copy(update={"grids": left})
 
@@ -121,8 +119,7 @@ class Sweep(_Table):
 
     Args:
         title: for the tables.
-        seeds: the runs' seeds for the results.
-        choose_seeds: those for choosing; the first of `seeds` by default.
+        seeds: the runs' seeds for the results; a point is chosen with the first.
         choose_in: the scenario in which each run's point is chosen for all of them; by default each has its own.
         metric: what the best point is chosen by, on validation examples; "validation_loss": what runs with [stopping]
             measure of them beside the test examples, so that the chosen point's run is one of the results.
@@ -134,7 +131,6 @@ class Sweep(_Table):
 
     title: str = ""
     seeds: list[Seed] = Field([1], min_length=1)
-    choose_seeds: list[Seed] | None = Field(None, min_length=1)
     choose_in: str | None = None
     metric: str = "loss"
     set: list[str] = []
@@ -171,11 +167,6 @@ class Sweep(_Table):
                 raise ValueError(f"choose_in = {self.choose_in!r} has no run {missing[0]!r} to choose for")
         return self
 
-    @property
-    def seeds_to_choose(self) -> list[Seed]:
-        """Those of the runs that a point is chosen by."""
-        return self.choose_seeds or self.seeds[:1]
-
     def lines(self) -> list[tuple[Scenario, SweepRun]]:
         """Returns each block's runs, with the grids that they have there."""
         return [
@@ -192,11 +183,11 @@ class SweepLine:
 
     Args:
         scenario: the block's name.
-        label: the line's.
+        label: the line's label.
         point: the chosen settings.
-        tried: mean validation metric of each point, if there were several.
+        tried: validation metric of each point, if there were several.
         edge: a grid's key whose chosen value is the first or last of its values: the best one may lie beyond.
-        folders: of the finished runs, by seed.
+        folders: the folders of the finished runs, by seed.
         failed: why runs have no result, by seed.
     """
 
@@ -230,7 +221,7 @@ def packaged_sweeps() -> dict[str, Path]:
 
 
 def find_sweep(source: str) -> Path | None:
-    """Returns the file of a sweep: a packaged one's name, or a TOML file with [[run]]; None: something else."""
+    """Returns the file of a sweep, given a packaged one's name or a TOML file with [[run]]; None for anything else."""
     path = Path(source)
     if not path.is_file():
         return None if source in packaged_recipes() else packaged_sweeps().get(source)
@@ -241,11 +232,7 @@ def find_sweep(source: str) -> Path | None:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Returns a sweep from its file.
-
-    Raises:
-        RecipeError: it is wrong; names the key.
-    """
+    """Returns a sweep from its file. Raises RecipeError, which names the key, if the file is wrong."""
     data = read_toml(path)
     try:
         sweep = Sweep.model_validate(data)
@@ -264,11 +251,11 @@ def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
     """Returns key and values of a text such as "method.rate=1e-3,3e-4".
 
     Args:
-        text: what was given.
-        option: to which option, for what is said of an error.
+        text: what was typed.
+        option: the option that it was typed for, which errors name.
 
     Raises:
-        RecipeError: it is written otherwise.
+        RecipeError: the text has another form.
     """
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
@@ -280,7 +267,7 @@ def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Returns the seeds of a text such as "1,2,3". Raises RecipeError."""
+    """Returns the seeds of a text such as "1,2,3". Raises RecipeError if one of them is no seed."""
     try:
         return [check_seed(int(word), "--seeds") for word in text.split(",")]
     except ValueError as error:
@@ -288,11 +275,11 @@ def parse_seeds(text: str) -> list[int]:
 
 
 class Typed(NamedTuple):
-    """What a command line says of a sweep, besides the recipes: it comes last.
+    """What a command line says of a sweep besides the recipes; it is added after what the sweep's file says.
 
     Args:
         set: settings of all runs.
-        seeds: the runs'; None: those of the file, or 1.
+        seeds: the runs' seeds; None: those of the file, or 1.
         grid: values to choose from, by key.
         each: values to be shown side by side, by key.
     """
@@ -304,7 +291,7 @@ class Typed(NamedTuple):
 
 
 def made_sweep(file: Path | None, recipes: Sequence[str], typed: Typed) -> Sweep:
-    """Returns the sweep of a file, or of recipes, with what was typed. Raises RecipeError."""
+    """Returns the sweep of a file, or of recipes, with what was typed. Raises RecipeError if the file is wrong."""
     if file is None:
         runs = [SweepRun(label=Path(r).stem, recipe=r, grid=dict(typed.grid), each=dict(typed.each)) for r in recipes]
         sweep = Sweep(runs=runs, set=typed.set)
@@ -324,7 +311,7 @@ class Sweeping:
         sweep: what is to be run.
         out: the folder.
         say: shows a line of progress.
-        how: the runs are run.
+        how: how the runs are run.
 
     Raises:
         RecipeError: a recipe or setting is wrong; nothing has been run then.
@@ -339,39 +326,44 @@ class Sweeping:
         self.helpers = WorkerPool(max(1, (os.cpu_count() or 1) // self.how.jobs) if self.how.jobs > 1 else None)
         self._counting = threading.Lock()
         self._done = 0
-        self._choosing = sweep.seeds_to_choose
         self.total = 0
         self._folders: set[Path] = set()
-        self._begun: set[Path] = set()  # a run that was chosen may be a result, too
+        self._begun: set[Path] = set()  # folders of runs begun here: a chosen point's run may be a result, too
         self._kept: dict[tuple[str, str], list[str]] = {}  # settings that keep validation examples
         self._kept = self._validation()
         for scenario, run in sweep.lines():
-            points = run.points()
-            choosing = len(points) > 1 and sweep.choose_in in (None, scenario.name)
-            self.total += len(sweep.seeds) + (len(points) * len(self._choosing) if choosing else 0)
+            points, choosing = run.points(), self._chooses(scenario, run)
+            self.total += len(sweep.seeds) + (len(points) if choosing else 0)
             for point in points:
                 self._check(scenario, run, point, choosing)
 
     def run(self) -> list[SweepLine]:
-        """Run what is missing; returns the tables' lines. A run that fails is told of and left out.
+        """Runs what is missing and returns the tables' lines. A run that fails is reported and left out.
 
         Raises:
             RecipeError: there is nothing to choose a grid's point on, or a run's data or model can't be had.
         """
-        self._load_what_is_chosen_on()
+        lines, seen = self.sweep.lines(), set()
+        for scenario, run in lines:
+            if self._chooses(scenario, run):  # errors in the data that it chooses on are raised before any run
+                job = self._job(scenario, run, run.points()[0], self.sweep.seeds[0], choosing=True)
+                task = job.read().task
+                if (about := task.model_dump_json()) not in seen and not (job.folder / "summary.json").exists():
+                    seen.add(about)
+                    task.load()
         with ThreadPoolExecutor(self.how.jobs) as pool:
             chosen = {
                 (scenario.name, run.label): pool.submit(self._choose, scenario, run)
-                for scenario, run in self.sweep.lines()
+                for scenario, run in lines
                 if self.sweep.choose_in in (None, scenario.name)
             }
-            # a line waits for what is chosen: all of that is ahead of it in the pool
-            lines = [
+            # a line waits for its point to be chosen: all choosing is ahead of it in the pool
+            made = [
                 pool.submit(self._line, scenario, run, chosen[self.sweep.choose_in or scenario.name, run.label])
-                for scenario, run in self.sweep.lines()
+                for scenario, run in lines
             ]
             try:
-                return [line.result() for line in lines]
+                return [line.result() for line in made]
             except BaseException:  # Ctrl-C, or a recipe that turned out wrong: nothing goes on behind the caller's back
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -398,19 +390,9 @@ class Sweeping:
             )
         return kept
 
-    def _load_what_is_chosen_on(self) -> None:
-        """Load the data of runs that have yet to choose, so that what is wrong with it is said before any run."""
-        seen = set()
-        for scenario, run in self.sweep.lines():
-            points = run.points()
-            if len(points) == 1 or self.sweep.choose_in not in (None, scenario.name):
-                continue
-            job = self._job(scenario, run, points[0], self._choosing[0], choosing=True)
-            task = job.read().task
-            about = task.model_dump_json()
-            if about not in seen and not (job.folder / "summary.json").exists():
-                seen.add(about)
-                task.load()
+    def _chooses(self, scenario: Scenario, run: SweepRun) -> bool:
+        """Returns whether a run chooses a point of its grid in this scenario."""
+        return len(run.points()) > 1 and self.sweep.choose_in in (None, scenario.name)
 
     def _check(self, scenario: Scenario, run: SweepRun, point: Point, choosing: bool) -> None:
         job = self._job(scenario, run, point, self.sweep.seeds[0], choosing=False)
@@ -431,7 +413,7 @@ class Sweeping:
                 f'run "{run.label}" has a grid, whose point is chosen on validation examples, but task.validation = 0 '
                 f"keeps none: set it, such as --set task.validation={VALIDATION if isinstance(kept, float) else 200}"
             )
-        self._job(scenario, run, point, self._choosing[0], choosing=True).read()
+        self._job(scenario, run, point, self.sweep.seeds[0], choosing=True).read()
 
     def _job(self, scenario: Scenario, run: SweepRun, point: Point, seed: int, choosing: bool) -> Job:
         own = scenario.also.get(run.label, [])
@@ -450,14 +432,13 @@ class Sweeping:
         return Job(name, folder, run.recipe, tuple(settings), self.how)
 
     def _choose(self, scenario: Scenario, run: SweepRun) -> tuple[Point, dict[Point, float]]:
-        """Returns the best point, and the mean validation metric of each, if there are several."""
+        """Returns the best point, and the validation metric of each, if there are several."""
         points = run.points()
         if len(points) == 1:
             return points[0], {}
         tried = {}
         for point in points:
-            jobs = [self._job(scenario, run, point, seed, choosing=True) for seed in self._choosing]
-            tried[point] = fmean([self._metric(self._run(job)) for job in jobs])
+            tried[point] = self._metric(self._run(self._job(scenario, run, point, self.sweep.seeds[0], choosing=True)))
         sign = 1 if lower_is_better(self.sweep.metric) else -1
         return min(points, key=lambda p: sign * tried[p] if isfinite(tried[p]) else inf), tried
 
@@ -471,7 +452,12 @@ class Sweeping:
                 failed[seed] = problem
             else:
                 folders[seed] = job.folder
-        return SweepLine(scenario.name, run.label, best, tried, _edge(run, best), folders, failed)
+        edges = (
+            key
+            for (key, values), setting in zip(run.grid.items(), best, strict=True)
+            if len(values) > 2 and setting.partition("=")[2] in (json.dumps(values[0]), json.dumps(values[-1]))
+        )
+        return SweepLine(scenario.name, run.label, best, tried, next(edges, None), folders, failed)
 
     def _metric(self, result: Mapping[str, Any] | str) -> float:
         if isinstance(result, str):
@@ -520,18 +506,11 @@ def _joined(*words: str, by: str = " ") -> str:
     return by.join(filter(None, words))
 
 
-def _edge(run: SweepRun, point: Point) -> str | None:
-    for (key, values), setting in zip(run.grid.items(), point, strict=True):
-        if len(values) > 2 and setting.partition("=")[2] in (json.dumps(values[0]), json.dumps(values[-1])):
-            return key
-    return None
-
-
-# -- what comes of it --------------------------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------------------------------
 
 
 def sheets(sweep: Sweep, lines: Sequence[SweepLine]) -> list[Sheet]:
-    """Returns the tables: one for each scenario, and one with what was chosen from."""
+    """Returns the tables: results and costs of each scenario, and one with what was chosen from."""
     made = []
     for scenario in sweep.scenarios:
         compared = []
@@ -551,7 +530,7 @@ def sheets(sweep: Sweep, lines: Sequence[SweepLine]) -> list[Sheet]:
             tried.append([line.scenario, line.label, setting, f"{value:.4f}"])
     if tried:
         edges = ", ".join(_joined(line.scenario, line.label) for line in shown if line.edge)
-        note = f"Mean over seeds {sweep.seeds_to_choose}."
+        note = f"By seed {sweep.seeds[0]}."
         note += f" Chosen at a grid's end, so that a better value may lie beyond it: {edges}." if edges else ""
         head = ("scenario", "method", "setting", f"validation {sweep.metric}")
         made.append(Sheet("Chosen on validation examples", head, tried, note))

@@ -1,8 +1,8 @@
-"""Runs in processes of their own, so that a run's peak memory is its own and one that dies takes nothing along.
+"""Does runs in processes of their own, so that a run's peak memory is its own and one that dies harms no other.
 
-A helper process imports what runs need, once, and forks for each run. It computes nothing itself, so no thread of
-torch's or numba's is there yet when it forks. All of them end when the process that started them does. This module is
-free of torch; its helpers are not.
+A helper process imports what runs need, once, and forks for each run. It computes nothing itself, so that no thread of
+torch or numba exists yet when it forks. All of these processes end when the one that started them does. This module
+does not import torch; its helpers do.
 """
 
 import json
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ class How:
         plugins: files and modules to load first, here and in the runs' processes.
         trust_plugins: load what recipes name as plug-ins, too.
         workers: local processes that each run deals its clients to; None: a run is one process.
-        threads: of each process.
-        overwrite: begin every run anew, also where a finished one lies.
+        threads: how many threads each process has.
+        overwrite: begin every run anew, also where there is a finished one.
     """
 
     jobs: int = 1
@@ -71,7 +71,7 @@ class WorkerPool:
     """The processes that fork for runs; they are started as they are needed, and used again.
 
     Args:
-        threads: a run may use, None: as many as there are cores.
+        threads: how many threads a run may use; None: as many as there are cores.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -83,7 +83,7 @@ class WorkerPool:
         self.stopped = False
 
     def run(self, job: Job) -> str | None:
-        """Run or resume a job; a finished one is looked at only. What it says goes to log.txt in its folder.
+        """Runs or resumes a job; of a finished one, only checks the recipe. Its output goes to log.txt in its folder.
 
         Returns:
             None, or why it failed.
@@ -95,12 +95,17 @@ class WorkerPool:
         if summary.exists():
             from fedseed.runs.folder import RunFolder
 
-            RunFolder(job.folder, job.read().to_toml(), resume=True)  # the same recipe?
+            RunFolder(job.folder, job.read().to_toml(), resume=True)  # checks that it is the same recipe
             return None
         job.folder.mkdir(parents=True, exist_ok=True)
         order = json.dumps({**asdict(job), "folder": str(job.folder)})
         with self._one() as helper:
-            code = None if helper is None else _ask(helper, order)
+            code = None
+            if helper is not None and helper.stdin is not None and helper.stdout is not None:
+                with suppress(OSError, ValueError):  # the helper is gone: its pipe is closed, or it said nothing
+                    helper.stdin.write(order + "\n")
+                    helper.stdin.flush()
+                    code = int(helper.stdout.readline())
         if self.stopped:
             return STOPPED
         if code == 0 and summary.exists():
@@ -129,57 +134,41 @@ class WorkerPool:
                 self._idle.append(helper)
 
     def stop(self) -> None:
-        """End all processes; what they were doing resumes another time."""
+        """Ends all processes; runs that are not finished can be resumed later."""
         with self._lock:
             self.stopped = True
             for helper in self._all:
                 helper.terminate()
             for helper in self._all:
                 assert helper.stdin is not None
-                helper.stdin.close()  # its run sees this
+                helper.stdin.close()  # its run sees this, and ends
                 helper.wait()
 
 
-def _ask(helper: subprocess.Popen[str], order: str) -> int | None:
-    """Returns the exit code of a run; None if the helper is gone."""
-    assert helper.stdin is not None and helper.stdout is not None
-    try:
-        helper.stdin.write(order + "\n")
-        helper.stdin.flush()
-        return int(helper.stdout.readline())
-    except (OSError, ValueError):  # a closed pipe, or nothing was said
-        return None
-
-
 def main() -> None:
-    """Does what a helper process is for."""
+    """Works as a helper process: reads orders from standard input, one a line, and writes an exit code for each."""
     try:
-        _help()
+        # these take long to import; a run imports whatever else it needs
+        import transformers.modeling_utils  # noqa: F401
+
+        import fedseed.models.adapters
+        import fedseed.models.loading
+        import fedseed.randomness.kernels.cpu
+        import fedseed.reports.plots  # every run ends with a picture
+        import fedseed.runs.simulation
+
+        fedseed.models.adapters.library()
+        fedseed.models.loading.quiet()
+        for line in sys.stdin:
+            child = os.fork()
+            if child == 0:
+                _run(json.loads(line))
+            _, status = os.waitpid(child, 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # nobody is left to be told
+    except BrokenPipeError:  # nobody is left to write to
         os._exit(3)  # python's own exit would try once more to write, and say so
-
-
-def _help() -> None:
-    """Takes an order a line from standard input, and writes an exit code a line to standard output."""
-    # what takes long to import; whatever a run needs besides, it imports itself
-    import transformers.modeling_utils  # noqa: F401
-
-    import fedseed.models.adapters
-    import fedseed.models.loading
-    import fedseed.randomness.kernels.cpu
-    import fedseed.reports.plots  # every run ends with a picture
-    import fedseed.runs.simulation
-
-    fedseed.models.adapters.library()
-    fedseed.models.loading.quiet()
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            _run(json.loads(line))
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
 
 
 def _run(order: dict[str, Any]) -> None:
@@ -197,8 +186,7 @@ def _run(order: dict[str, Any]) -> None:
         os.dup2(log, 2)
         threading.Thread(target=watch, daemon=True).start()
 
-        from fedseed.reports.progress import Shown
-        from fedseed.reports.screen import Screen
+        from fedseed.reports.progress import Screen, Shown
         from fedseed.runs.assembly import build
 
         job = Job(**{**order, "how": How(**order["how"])})

@@ -5,7 +5,7 @@ has more than half of all clients, or more than half of those that the start wai
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fedseed.federation.protocol import listed
@@ -15,19 +15,12 @@ from fedseed.orbit.header import START
 
 @dataclass(frozen=True)
 class Claim:
-    """What a process says. Its header is kept as bytes: there may be as many of them as clients, each large.
+    """What a process says. Its header is kept as bytes: there may be as many of them as clients, each large."""
 
-    Args:
-        start: the orbit's header as it would begin, encoded; what the base is called there does not matter.
-        called: that name.
-        weights: hex digest of the trained tensors before the first step; None: it does not say.
-        names: all clients, where nobody else knows them; None: they are known.
-    """
-
-    start: bytes
-    called: tuple[str, str]
-    weights: str | None = None
-    names: tuple[str, ...] | None = None
+    start: bytes  # the orbit's header as it would begin, encoded; what the base is called there does not matter
+    called: tuple[str, str]  # that name
+    weights: str | None = None  # hex digest of the trained tensors before the first step; None: it does not say
+    names: tuple[str, ...] | None = None  # all clients, where nobody else knows them; None: they are known
 
     @classmethod
     def of(cls, header: Header, weights: str | None = None, names: tuple[str, ...] | None = None) -> "Claim":
@@ -92,14 +85,10 @@ class Agreement:
             everybody, wanted = len(first.names), wanted or len(first.names)
         heard = sum(count for count, _ in groups)
         if 2 * most > everybody > 0 or (wanted and heard >= wanted and 2 * most > heard):
-            return self._with_a_common_name(hosts)
+            claims = [self.claims[host] for host in hosts]  # with the name for the base that most of them have
+            called = Counter(claim.called[0] for claim in claims)
+            return next(claim for claim in claims if called[claim.called[0]] == max(called.values()))
         return None
-
-    def _with_a_common_name(self, hosts: Sequence[str]) -> Claim:
-        """The opinion of these, with the name for the base that most of them have."""
-        claims = [self.claims[host] for host in hosts]
-        called = Counter(claim.called[0] for claim in claims)
-        return next(claim for claim in claims if called[claim.called[0]] == max(called.values()))
 
     def describe(self, clients: Mapping[str, int]) -> str:
         """Who says what, for a person."""

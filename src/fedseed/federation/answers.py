@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import FedseedError, MessageError, NetworkError
-from fedseed.federation.control import Question, Report
+from fedseed.federation.control import Question, Report, read
 from fedseed.federation.cost import Cost, rounding_warning
-from fedseed.federation.hosted import WorkThread
 from fedseed.federation.introduction import Introduction
 from fedseed.federation.large import carry, fetch, frame_of, round_of
 from fedseed.federation.messages import Message, MessageKind
@@ -18,9 +17,7 @@ from fedseed.federation.replica import Replica
 from fedseed.federation.worker import cost_of
 from fedseed.orbit import NO_DIGEST
 from fedseed.privacy.settings import WITHHELD
-from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine
-from fedseed.transport.base import ClientEnd
 
 if TYPE_CHECKING:
     from fedseed.federation.secure import Masking
@@ -32,21 +29,14 @@ class Answers:
     """Takes plans and questions, and answers those that the weights are ready for.
 
     Args:
-        end: the transport.
         replica: the weights here.
         introduction: whether the coordinator knows this process.
-        thread: where the work is done.
-        progress: shows the run going on.
     """
 
-    def __init__(
-        self, end: ClientEnd, replica: Replica, introduction: Introduction, thread: WorkThread, progress: Progress
-    ) -> None:
-        self.end = end
+    def __init__(self, replica: Replica, introduction: Introduction) -> None:
+        self.end = replica.end
         self.replica = replica
         self.introduction = introduction
-        self._thread = thread
-        self._progress = progress
         self._plans: deque[tuple[frozenset[int] | None, bytes]] = deque(maxlen=MOST_PLANS)
         self._asks: deque[tuple[frozenset[int] | None, bytes]] = deque(maxlen=MOST_PLANS)  # for secure sums
         self._masking: Masking | None = None
@@ -56,17 +46,14 @@ class Answers:
         self._report: dict[str, Any] | None = None
         self.evaluations: list[dict[str, Any]] = []  # what this process has measured, by round
 
-    def take_plan(self, body: bytes) -> None:
-        """A plan has come. Raises MessageError."""
-        self._plans.append(read_plan(body))
-
-    def take_ask(self, body: bytes) -> None:
-        """Something is asked for a secure sum. Raises MessageError."""
-        self._asks.append(read_plan(body))
-
-    def take_question(self, about: Question) -> None:
-        """A question about the weights has come; an older one is not answered any more."""
-        self._question = about
+    def take(self, kind: bytes, body: bytes) -> None:
+        """Something is asked: a plan, a part of a secure sum, or about the weights. Raises MessageError."""
+        if kind == b"P":
+            self._plans.append(read_plan(body))
+        elif kind == b"K":
+            self._asks.append(read_plan(body))
+        elif kind == b"A":
+            self._question = read(Question, body)  # an older one is not answered any more
 
     @property
     def asked(self) -> bool:
@@ -100,6 +87,7 @@ class Answers:
             folder = hosted.opened
             places = {numbers[name]: folder / name for name in hosted.items} if folder is not None else {}
             self._masking = Masking(hosted.secure, hosted.worker.method, examples, own, known, places)
+            self._masking.warn = self.replica.progress.warn
             if self._masking.opened > self.replica.at + 1:
                 raise FedseedError(
                     f"{folder}: round {self._masking.opened} of a run of this name was opened here, and the log is at "
@@ -170,7 +158,7 @@ class Answers:
         hosted = self.replica.hosted
         numbers = [self.replica.numbers[name] for name in names]
         items = [hosted.items[name] for name in names]
-        answers = await self._thread.do(hosted.worker.train_all, [plan] * len(names), numbers, items)
+        answers = await self.replica.thread.do(hosted.worker.train_all, [plan] * len(names), numbers, items)
         for number, answer in zip(numbers, answers, strict=True):
             if answer.message is None:
                 self._given[number] = str(answer.reason)
@@ -186,7 +174,8 @@ class Answers:
             self.replica.spent.add(cost)
         lossy = [cost for cost in costs if cost.movable_weights]
         if lossy:  # in the first round only
-            self._progress.warn(rounding_warning(sum(c.moved_weights / c.movable_weights for c in lossy) / len(lossy)))
+            moved = sum(cost.moved_weights / cost.movable_weights for cost in lossy) / len(lossy)
+            self.replica.progress.warn(rounding_warning(moved))
 
     async def _send(self, name: str, answer: bytes | str, plan: Message) -> None:
         if self.masking is not None:
@@ -202,7 +191,7 @@ class Answers:
                 return  # the plan comes again
             carried = await carry(self.end, answer, f"update-{plan.round}-{plan.attempt}-{number}")
         except NetworkError as error:
-            self._progress.warn(f"the update of {name} can't be sent now: {error}")
+            self.replica.progress.warn(f"the update of {name} can't be sent now: {error}")
             return
         await self.end.send(name, "update", carried)
 
@@ -212,7 +201,7 @@ class Answers:
         try:
             return masking.update(self.replica.hosted.worker.state, plan, self.replica.numbers[name], update)
         except MessageError as error:
-            self._progress.warn(f"{name} sends nothing: {error}")
+            self.replica.progress.warn(f"{name} sends nothing: {error}")
             return WITHHELD
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -240,8 +229,8 @@ class Answers:
         """A report: the weights' digest, if that is wanted, and what the work since the last one has cost."""
         space, ratio = self.replica.hosted.worker.space, None
         digest = await self.replica.digest() if hashed else NO_DIGEST
-        if (norm := self.replica.applying.norm) is not None:
-            ratio = norm / max(await self._thread.do(space.norm), 1e-30)
+        if (norm := self.replica.norm) is not None:
+            ratio = norm / max(await self.replica.thread.do(space.norm), 1e-30)
         done, self.replica.spent = self.replica.spent, Cost()
         return {"round": number, "digest": digest, "spent": done, "ratio": ratio, "metrics": None}
 
@@ -249,9 +238,9 @@ class Answers:
         start = time.perf_counter()
         hosted = self.replica.hosted
         hosted.worker.space.model.eval()
-        found = await self._thread.do(hosted.evaluate, hosted.worker.space.model)
+        found = await self.replica.thread.do(hosted.evaluate, hosted.worker.space.model)
         by_client = found.get("by_client")
         metrics = {name: value for name, value in found.items() if name != "by_client"}
         report.update(metrics=metrics, by_client=by_client, seconds=time.perf_counter() - start)
         self.evaluations.append({"round": report["round"], **found})
-        self._progress.round(RoundLine(report["round"], metrics=metrics))
+        self.replica.progress.round(RoundLine(report["round"], metrics=metrics))

@@ -6,7 +6,6 @@ They must have the digest that most clients say theirs have (`agreement`), and c
 import asyncio
 import base64
 import time
-from collections.abc import Callable
 from typing import Any
 
 from fedseed.errors import MessageError
@@ -41,10 +40,7 @@ class BaseWeights:
         """Whether they are still to come."""
         return self.needed and self.data is None
 
-    def hello(
-        self, host: str, brought: str | None, answer: dict[str, Any], header: Header | None, most: int,
-        reject: Callable[[str, str], None],
-    ) -> None:  # fmt: skip
+    def hello(self, host: str, brought: str | None, answer: dict[str, Any], header: Header | None, most: int) -> None:
         """A client has said hello, with the weights perhaps; if not, the answer asks for them.
 
         Args:
@@ -53,16 +49,15 @@ class BaseWeights:
             answer: what it will be told.
             header: what the run is; None: that is not known yet.
             most: bytes of the largest message that a client may send.
-            reject: counts what does not fit.
         """
         if brought is not None:
             if host not in self._asked:
-                reject(host, "base weights that it was not asked for")
+                self._session.rejected.add(host, "base weights that it was not asked for")
                 return
             self._asked.discard(host)
             if not self.missing or header is None:
                 return  # another was faster
-            task = asyncio.create_task(self._take(host, base64.b64decode(brought), header, most, reject))
+            task = asyncio.create_task(self._take(host, base64.b64decode(brought), header, most))
             self._fetching.add(task)
             task.add_done_callback(self._fetching.discard)
         elif header is not None and self.missing and host not in self._failed and time.monotonic() > self._ask_again:
@@ -71,9 +66,7 @@ class BaseWeights:
             self._asked.add(host)
             answer["bring"] = "weights"
 
-    async def _take(
-        self, host: str, carried: bytes, header: Header, most: int, reject: Callable[[str, str], None]
-    ) -> None:
+    async def _take(self, host: str, carried: bytes, header: Header, most: int) -> None:
         try:
             weights = (await fetch(self._session.end, carried, host, most))[FRAME_BYTES:]
             if len(weights) != header.layout.dense_bytes:
@@ -84,7 +77,7 @@ class BaseWeights:
             if self.missing:
                 self.data = weights
         except MessageError as error:
-            reject(host, str(error))
+            self._session.rejected.add(host, str(error))
             self._failed.add(host)
             self._ask_again = 0.0
         self._session.stir()

@@ -100,16 +100,13 @@ class Byzantine:
             most = largest_accepted([update.size(about) for update in honest.values()], self.coordinator.bounds)
             return {client: _as_large_as(lie, most, about) for client, lie in lies.items()}
         if self.kind == "claims":
-            return {client: self._with_claims(lie) for client, lie in lies.items()}
+            for client, lie in lies.items():  # a loss of so many times the terms, too, where that decides its weight
+                if (field := lie.weight_terms) is not None:
+                    lies[client] = replace(lie, **{field: self._claimed(getattr(lie, field))})
         return lies
 
     def _claimed(self, count: int) -> int:
         return min(int(count * (CLAIMED if self.strength is None else self.strength)), (1 << 32) - 1)
-
-    def _with_claims(self, lie: Any) -> Any:
-        """Also of a loss that has so many times the terms, where that decides a client's weight."""
-        field = lie.weight_terms
-        return lie if field is None else replace(lie, **{field: self._claimed(getattr(lie, field))})
 
 
 def largest_accepted(sizes: list[float], bounds: Bounds) -> float:

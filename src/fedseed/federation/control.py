@@ -11,20 +11,10 @@ own fields are no metrics' names: a client can't say which round it is, or what 
 
 import json
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from math import isfinite
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    FailFast,
-    Field,
-    PlainSerializer,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, PlainSerializer, ValidationError
 
 from fedseed.errors import MessageError
 from fedseed.federation.cost import MOST_PHASES, Cost, Seconds, check_name
@@ -251,29 +241,12 @@ def read(kind: type[M], data: bytes) -> M:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        raise _refusal(error) from None
-
-
-def part(kind: Any, data: Any) -> Any:
-    """A part of a message: of one of the kinds above, such as `Metrics`. Raises MessageError."""
-    try:
-        return _adapter(kind).validate_json(data) if isinstance(data, bytes) else _adapter(kind).validate_python(data)
-    except ValidationError as error:
-        raise _refusal(error) from None
-
-
-@lru_cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind, config=None if kind is Spent else ConfigDict(strict=True))
-
-
-def _refusal(error: ValidationError) -> MessageError:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    at = ": ".join(shown(str(part), 40) for part in first["loc"])
-    what = shown(first["msg"].removeprefix("Value error, "), 100)
-    if first["type"] == "json_invalid":
-        what = what.replace("Invalid JSON", "not valid JSON")
-    return MessageError(f"{at}: {what}" if at else what)
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        at = ": ".join(shown(str(part), 40) for part in first["loc"])
+        what = shown(first["msg"].removeprefix("Value error, "), 100)
+        if first["type"] == "json_invalid":
+            what = what.replace("Invalid JSON", "not valid JSON")
+        raise MessageError(f"{at}: {what}" if at else what) from None
 
 
 # -- over a whole run ---------------------------------------------------------------------------------------------

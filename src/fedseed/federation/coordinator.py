@@ -10,16 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.aggregation import AggregationRule, Mean
-from fedseed.aggregation.base import Past
-from fedseed.aggregation.weighting import claims, shares
+from fedseed.aggregation.base import Past, claims, shares
 from fedseed.errors import MessageError
 from fedseed.federation.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers, too_few
 from fedseed.methods.base import Round as PlannedRound
-from fedseed.methods.content import Content, content
-from fedseed.methods.payload import About, Payload, State
+from fedseed.methods.payload import About, Content, Payload, State
 from fedseed.privacy import misfit, protection_of
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
@@ -257,7 +255,8 @@ class Coordinator:
         if current.outliers is None:
             clients = sorted(current.updates)
             current.said = dict(zip(clients, claims(*self._said(current, clients)), strict=True))
-            current.outliers = self._outliers(current)
+            bounded = self.protection is not None and self.protection.bounds  # by itself: none decides of another's
+            current.outliers = {} if bounded else self.bounds.outliers(current.sizes, current.said)
             for client, reason in current.outliers.items():
                 del current.updates[client], current.received[client], current.sizes[client]
                 self.rejected.append(RejectedMessage(current.number, client, reason))
@@ -323,11 +322,6 @@ class Coordinator:
             return max(self._current().sizes[answer.client] for answer in answers)
         return step.size(About(self.method, state, "step"))
 
-    def _outliers(self, current: Round) -> dict[int, str]:
-        """Whose updates are refused, and why; where each is bounded by itself, no client may decide of another's."""
-        bounded = self.protection is not None and self.protection.bounds
-        return {} if bounded else self.bounds.outliers(current.sizes, current.said)
-
     def _weighted(self, current: Round) -> Answers:
         """The answers of a round that was screened, with the clients' weights."""
         clients = sorted(current.updates)
@@ -376,7 +370,7 @@ class Coordinator:
         return self._closed
 
     def _content(self, payload: Payload, data: bytes) -> Content:
-        return content(payload, data, self.state.layout.size)
+        return payload.content(self.state.layout.size, data)
 
     # -- what a step does not carry --------------------------------------------------------------------------------
 

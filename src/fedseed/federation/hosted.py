@@ -58,10 +58,6 @@ class Hosted:
     identities: Mapping[str, "Ed25519PrivateKey"] = field(default_factory=dict)
     opened: Path | None = None
 
-    def __post_init__(self) -> None:
-        self.worker.private = self.worker.private or self.secure is not None
-        self.worker.apart = True  # every client's answer is its own message
-
     @property
     def host(self) -> str:
         """The first of the hosted clients, by whose name the process goes."""

@@ -44,7 +44,7 @@ class Inquiry:
 
     def take(self, name: str, what: str, data: bytes) -> None:
         """A sign of life, maybe with a report. Raises MessageError if it is not valid."""
-        host = self.roster.membership.hosts.get(name)
+        host = self.roster.hosts.get(name)
         try:
             beat = read(Report if what == "report" else Beat, data)
             if host is None or not host.fits or beat.epoch != self.session.incarnation:
@@ -73,7 +73,7 @@ class Inquiry:
         """Whether a report says what it must, of its own clients. Raises MessageError."""
         self._phases.check(report.spent.seconds)
         for client in report.by_client or {}:
-            if client not in self.roster.numbers or self.roster.membership.host_of(client) != host:
+            if client not in self.roster.numbers or self.roster.host_of(client) != host:
                 raise MessageError(f"it evaluates for client {shown(client, 40)}")
         if report.metrics and not self.session.settings.each_evaluates:
             for needed in self.session.settings.measures:
@@ -110,7 +110,7 @@ class Inquiry:
 
     def _compare(self, number: int, reports: Reports) -> str | None:
         """The digest of more than half of the clients, by the processes that speak for them."""
-        speaks_for = Counter(map(self.roster.membership.host_of, self.roster.names))
+        speaks_for = Counter(map(self.roster.host_of, self.roster.names))
         votes: Counter[str] = Counter()
         for name, report in reports.items():
             if report.digest != NO_DIGEST:
@@ -137,8 +137,8 @@ class Inquiry:
 
     async def _reports(self, number: int, evaluate: bool, digest: bool) -> Reports:
         """The reports about a round by host: all hosts' that are there, or as many as come before the deadline."""
-        session, membership = self.session, self.roster.membership
-        for host in membership.hosts.values():
+        session, roster = self.session, self.roster
+        for host in roster.hosts.values():
             host.report = None
         self._refused, self._asked, self._tried = set(), set(), set()
         each = evaluate and session.settings.each_evaluates
@@ -146,7 +146,7 @@ class Inquiry:
         told, again, resend = False, False, session.clock()
         deadline = evaluate_by = session.clock() + session.settings.deadline
         while True:
-            alive = membership.alive()
+            alive = roster.alive()
             now = session.clock()
             reports = {n: h.report for n, h in alive.items() if h.report is not None and h.report.round == number}
             if each:

@@ -9,12 +9,11 @@ from typing import Any
 
 from fedseed.errors import FedseedError, NetworkError
 from fedseed.federation.control import Attach, Beat, Hello, Welcome, read
-from fedseed.federation.hosted import WorkThread, first_of
+from fedseed.federation.hosted import first_of
 from fedseed.federation.large import carry
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.replica import Replica
-from fedseed.reports.progress import Progress
-from fedseed.transport.base import ClientEnd, end_task
+from fedseed.transport.base import end_task
 
 RETRY_SECONDS = 2.0
 HELLO_SECONDS = 5.0  # for an answer to a hello
@@ -24,36 +23,35 @@ class Introduction:
     """Keeps the process known to the coordinator.
 
     Args:
-        end: the transport.
         replica: the weights here.
-        thread: where work is done.
-        progress: shows the run going on.
         failed: told what ends the process.
     """
 
-    def __init__(
-        self, end: ClientEnd, replica: Replica, thread: WorkThread, progress: Progress,
-        failed: Callable[[Exception], None],
-    ) -> None:  # fmt: skip
-        self.end = end
+    def __init__(self, replica: Replica, failed: Callable[[Exception], None]) -> None:
+        self.end = replica.end
         self.replica = replica
         self.welcome = False
         self.incarnation = ""
-        self._thread = thread
-        self._progress = progress
         self._failed = failed
         self._call = asyncio.Event()  # the coordinator calls, or an interruption is over
         self._beat_seconds = RETRY_SECONDS
         self._bring_weights = False
         self._begins: str | None = None  # the digest of the weights that the coordinator may ask for
-        self._wants_blobs = replica.applying.large
+        self._wants_blobs = replica.replaces
         self._has_blobs = False
         self._told = ""
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
         """Begin to say hello."""
-        self._tasks = [asyncio.create_task(self._keep_hello()), asyncio.create_task(self._keep_beating())]
+
+        async def keep_beating() -> None:
+            while True:
+                await asyncio.sleep(self._beat_seconds)
+                with suppress(NetworkError):
+                    await self.say(Beat)
+
+        self._tasks = [asyncio.create_task(self._keep_hello()), asyncio.create_task(keep_beating())]
 
     async def stop(self) -> None:
         """Say nothing any more."""
@@ -103,19 +101,13 @@ class Introduction:
                     answered = await self._hello()
                 if not answered and not told and not self.welcome:
                     told = True
-                    self._progress.note(f"waiting for the coordinator of run {self.replica.run}")
+                    self.replica.progress.note(f"waiting for the coordinator of run {self.replica.run}")
                 if not answered and not self.incarnation:
                     await self.replica.look()
                 await first_of(self._call, None if self.welcome else RETRY_SECONDS)
                 await asyncio.sleep(0.05)
         except Exception as error:
             self._failed(error)
-
-    async def _keep_beating(self) -> None:
-        while True:
-            await asyncio.sleep(self._beat_seconds)
-            with suppress(NetworkError):
-                await self.say(Beat)
 
     async def _hello(self) -> bool:
         """Say hello once; whether it was answered. Raises FedseedError if this process does not fit."""
@@ -133,14 +125,14 @@ class Introduction:
             "time": time.time(),
             "bucket": self._wants_blobs,
         }
-        if self.replica.applying.large:
+        if self.replica.replaces:
             if self._begins is None and not self.replica.at:  # those before the first step
-                self._begins = await self._thread.do(hosted.worker.space.digest)
+                self._begins = await self.replica.thread.do(hosted.worker.space.digest)
             about["begins"] = self._begins
         if self._bring_weights:
             self._bring_weights = False
             frame = Message(MessageKind.STEP, hosted.worker.method.code, 0, 0, b"").encode()
-            weights = frame + await self._thread.do(hosted.worker.space.dense)
+            weights = frame + await self.replica.thread.do(hosted.worker.space.dense)
             about["weights"] = base64.b64encode(await carry(self.end, weights, "base-weights")).decode()
         reply = await self.end.ask(hosted.host, "hello", Hello(**about).encode(), HELLO_SECONDS)
         if reply is None:
@@ -148,34 +140,30 @@ class Introduction:
         await self._take_answer(read(Welcome, reply))
         return True
 
-    def _tell(self, answer: Welcome) -> None:
-        """Say, once each time it changes, what is waited for, and that this process is welcome."""
-        text = f"welcome to run {self.replica.run}: {answer.clients} clients"
-        if answer.waits is not None:
-            text = f"the coordinator of run {self.replica.run} waits for clients: {answer.waits[:500]}"
-        if text != self._told:
-            self._told = text
-            self._progress.note(text)
-
     async def _take_answer(self, answer: Welcome) -> None:
         host = self.replica.hosted.host
         if answer.refused is not None:
             raise FedseedError(f"the coordinator refuses {host}: {answer.refused}")
         if answer.skew is not None:
-            self._progress.warn(
+            self.replica.progress.warn(
                 f"this machine's clock is {abs(answer.skew):.0f} s {'ahead of' if answer.skew > 0 else 'behind'} "
                 "the coordinator's: nothing here depends on it, but certificates do"
             )
         self._has_blobs = self._wants_blobs
         self._beat_seconds = answer.beat
-        self._tell(answer)
+        text = f"welcome to run {self.replica.run}: {answer.clients} clients"
+        if answer.waits is not None:
+            text = f"the coordinator of run {self.replica.run} waits for clients: {answer.waits[:500]}"
+        if text != self._told:  # once each time it changes
+            self._told = text
+            self.replica.progress.note(text)
         if answer.bring == "weights":
             self._bring_weights = True
             self._call.set()
         incarnation = answer.epoch
         if incarnation and incarnation != self.incarnation:
             if self.incarnation and self.replica.at:
-                self._progress.warn("the run has been put on the server again: begun from the base")
+                self.replica.progress.warn("the run has been put on the server again: begun from the base")
             self.incarnation = incarnation
             await self.replica.begin(incarnation)
         elif not incarnation:

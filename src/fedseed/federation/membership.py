@@ -24,56 +24,6 @@ class Host:
     fits: bool = False
 
 
-class Membership:
-    """Hosts and their clients.
-
-    Args:
-        dead_after: seconds of silence after which a host counts as gone.
-        now: the clock.
-        present: whether a host is connected, where the transport knows; None: its signs of life tell.
-    """
-
-    def __init__(
-        self, dead_after: float, now: Callable[[], float] = time.monotonic,
-        present: Callable[[str], bool | None] = lambda name: None,
-    ) -> None:  # fmt: skip
-        self.dead_after = dead_after
-        self.now = now
-        self._present = present
-        self.hosts: dict[str, Host] = {}
-        self._host_of: dict[str, str] = {}  # by client
-
-    def hello(self, name: str, at: int) -> None:
-        """A host that fits is there."""
-        host = self.hosts.setdefault(name, Host(0.0))
-        host.heard, host.fits, host.at = self.now(), True, at
-
-    def attach(self, client: str, host: str) -> None:
-        """A client is hosted there from now on."""
-        self._host_of[client] = host
-
-    def host_of(self, client: str) -> str:
-        """The host of a client; a client that nobody has spoken for is its own."""
-        return self._host_of.get(client, client)
-
-    def hosted(self) -> dict[str, str]:
-        """The host of each client that somebody has spoken for."""
-        return dict(self._host_of)
-
-    def alive(self) -> dict[str, Host]:
-        """The hosts that can be reached."""
-        return {name: host for name, host in self.hosts.items() if host.fits and self._reached(name, host)}
-
-    def _reached(self, name: str, host: Host) -> bool:
-        present = self._present(name)
-        return host.heard > self.now() - self.dead_after if present is None else present
-
-    def clients(self) -> list[str]:
-        """The clients that can be reached."""
-        alive = self.alive()
-        return [client for client, host in self._host_of.items() if host in alive]
-
-
 class Roster:
     """The clients of a run, who of them is there, and how many examples each says it has.
 
@@ -94,9 +44,43 @@ class Roster:
         self.examples: dict[str, int] = {}
         self.outvoted: set[str] = set()  # clients whose process has another base or layout than most
         self.goes_without = False  # whether the start waits for these no longer
-        self.membership = Membership(dead_after, now, present)
+        self.hosts: dict[str, Host] = {}
+        self.dead_after = dead_after
+        self._now = now
+        self._present = present
+        self._host_of: dict[str, str] = {}  # by client
         self.name(names)
         self.open = enrols
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def hello(self, name: str, at: int) -> None:
+        """A host that fits is there."""
+        host = self.hosts.setdefault(name, Host(0.0))
+        host.heard, host.fits, host.at = self._now(), True, at
+
+    def attach(self, client: str, host: str) -> None:
+        """A client is hosted there from now on."""
+        self._host_of[client] = host
+
+    def host_of(self, client: str) -> str:
+        """The host of a client; a client that nobody has spoken for is its own."""
+        return self._host_of.get(client, client)
+
+    def alive(self) -> dict[str, Host]:
+        """The hosts that can be reached."""
+        return {name: host for name, host in self.hosts.items() if host.fits and self._reached(name, host)}
+
+    def _reached(self, name: str, host: Host) -> bool:
+        present = self._present(name)
+        return host.heard > self._now() - self.dead_after if present is None else present
+
+    def clients(self) -> list[str]:
+        """The clients that can be reached."""
+        alive = self.alive()
+        return [client for client, host in self._host_of.items() if host in alive]
+
+    # -- clients -------------------------------------------------------------------------------------------------------
 
     def name(self, names: Iterable[str]) -> None:
         """It is known from now on who the clients are."""
@@ -106,7 +90,7 @@ class Roster:
 
     def enrol(self, host: str, names: Iterable[str]) -> None:
         """Take up the clients that a process speaks for; they are numbered by their names' order."""
-        spoken_for = {name for name in names if self.membership.host_of(name) == host}
+        spoken_for = {name for name in names if self.host_of(name) == host}
         self.name(sorted({*self.names, *spoken_for}))
         self.open = True
 
@@ -116,7 +100,7 @@ class Roster:
 
     def present(self) -> frozenset[int]:
         """The numbers of the clients that can be reached."""
-        return frozenset(self.numbers[name] for name in self.membership.clients() if name in self.numbers)
+        return frozenset(self.numbers[name] for name in self.clients() if name in self.numbers)
 
     def wanted(self, start_with: int | None) -> int:
         """How many clients must be there before the first round; 0 while that is not known."""
@@ -127,19 +111,19 @@ class Roster:
 
     def spoken_for(self) -> dict[str, int]:
         """Of each process that can be reached, how many of the clients it speaks for; of all while none is known."""
-        alive = self.membership.alive()
+        alive = self.alive()
         found: dict[str, int] = {}
-        for client, host in self.membership.hosted().items():
+        for client, host in self._host_of.items():
             if host in alive and (not self.names or client in self.numbers):
                 found[host] = found.get(host, 0) + 1
         return found
 
     def outvote(self, host: str, out: bool) -> None:
         """The clients of a process do not fit what most have, or do again."""
-        theirs = {client for client, where in self.membership.hosted().items() if where == host}
+        theirs = {client for client, where in self._host_of.items() if where == host}
         self.outvoted = self.outvoted | theirs if out else self.outvoted - theirs
-        if out and host in self.membership.hosts:
-            self.membership.hosts[host].fits = False
+        if out and host in self.hosts:
+            self.hosts[host].fits = False
 
     def away(self) -> list[str]:
         """Who can't be reached, or has not come yet."""

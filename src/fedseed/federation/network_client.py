@@ -7,18 +7,26 @@ life go on meanwhile.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedseed.errors import MessageError, NetworkError
+from fedseed.errors import MessageError, NetworkError, OrbitError
 from fedseed.federation.answers import Answers
-from fedseed.federation.control import Beat, Question, read
+from fedseed.federation.control import Beat
 from fedseed.federation.hosted import Hosted, WorkThread, first_of
 from fedseed.federation.introduction import Introduction
-from fedseed.federation.log_orbit import write_log
+from fedseed.federation.large import fetch
+from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.protocol import Entry, read_header, read_mark, read_step
 from fedseed.federation.replica import Replica
+from fedseed.orbit import NO_DIGEST, OrbitWriter, Record
+from fedseed.orbit.file import scan
+from fedseed.orbit.record import LINK_BYTES, link
 from fedseed.reports.progress import Progress, Silent
-from fedseed.transport.base import Events, Transport
+from fedseed.transport.base import End, Events, Transport
+
+PATIENCE_SECONDS = 60.0  # for the next entry of a log that has ended
 
 
 class NetworkClient:
@@ -88,16 +96,17 @@ class NetworkClient:
         end = await self.transport.client(host, Events(refused, again, self.progress.warn, self._fail))
         if end.unproven is not None:
             self.progress.note(end.unproven)
-        thread, progress, wake = self._thread, self.progress, self._wake.set
-        replica = self.replica = Replica(end, self.run_name, self._load, self.hosted, thread, progress, wake)
-        introduction = Introduction(end, replica, thread, progress, self._fail)
+        replica = self.replica = Replica(
+            end, self.run_name, self._load, self.hosted, self._thread, self.progress, self._wake.set
+        )
+        introduction = Introduction(replica, self._fail)
         introductions.append(introduction)
-        answers = Answers(end, replica, introduction, thread, progress)
+        answers = Answers(replica, introduction)
         self.evaluations = answers.evaluations
         try:
             await end.listen(lambda data: self._take(data, introduction, answers))
             introduction.begin()
-            with progress.running(self.hosted.worker.method.name, self.rounds):
+            with self.progress.running(self.hosted.worker.method.name, self.rounds):
                 await self._work(replica, answers)
             await introduction.say(Beat, done=True)
             if self._orbit is not None and not self.hosted.worker.method.catch_up.replaces:
@@ -134,12 +143,8 @@ def hear(data: bytes, introduction: Introduction, answers: Answers) -> None:
     with suppress(MessageError):
         if kind == b"C":
             introduction.called(body.decode("ascii", errors="replace"))
-        elif kind == b"P":
-            answers.take_plan(body)
-        elif kind == b"K":
-            answers.take_ask(body)
-        elif kind == b"A":
-            answers.take_question(read(Question, body))
+        else:
+            answers.take(kind, body)
 
 
 async def work(replica: Replica, answers: Answers) -> bool:
@@ -148,3 +153,52 @@ async def work(replica: Replica, answers: Answers) -> bool:
         await replica.advance()
         return True
     return await answers.try_ask() or await answers.try_plan() or await answers.try_question()
+
+
+async def write_log(end: End, run: str, path: Path) -> None:
+    """Write the orbit of a run that is over, made of its log: the bytes are those of the coordinator's file.
+
+    Args:
+        end: the transport.
+        run: the run's name.
+        path: the file; must not exist.
+
+    Raises:
+        NetworkError: the log, or a part of it, can't be had any more.
+        OrbitError: the steps do not follow each other, or there is a file.
+    """
+    entries: asyncio.Queue[bytes] = asyncio.Queue()
+    stop = await end.follow(0, lambda number, data: entries.put_nowait(data))
+    writer: OrbitWriter | None = None
+    held: Record | None = None  # a step waits for the mark that may follow it: the digest of its weights
+    before, kind = b"", ""
+    try:
+        while kind != "E":
+            entry = Entry.decode(await asyncio.wait_for(entries.get(), PATIENCE_SECONDS))
+            kind = entry.kind
+            if kind in "TE" and writer is not None and held is not None:
+                writer.append(held, sync=False)
+                held = None
+            if kind == "H":
+                start = read_header(entry)[1]
+                writer, before = OrbitWriter(path, scan(start, "the log's header")[0].header), start[-LINK_BYTES:]
+            elif kind == "T" and writer is not None:
+                after, carried = read_step(entry)
+                message = await fetch(end, carried, None)
+                if link(before, message) != after:
+                    raise OrbitError(f"{path}: a step of the log does not follow the one before it")
+                before, held = after, Record(writer.last + 1, message[FRAME_BYTES:], NO_DIGEST)
+            elif kind == "M" and held is not None:
+                number, digest = read_mark(entry)
+                held = replace(held, digest=digest) if number == held.round else held
+        if writer is not None:
+            writer.sync()
+            writer.close()
+            writer = None
+    except (TimeoutError, MessageError) as error:
+        why = error or "it is gone"
+        raise NetworkError(f"the log of run {run} can't be read again for its orbit: {why}") from error
+    finally:
+        await stop()
+        if writer is not None:
+            writer.release()

@@ -1,4 +1,4 @@
-"""The coordinator behind a transport. Free of torch, models and data, and of what carries the bytes."""
+"""Runs a coordinator behind a transport. It needs no torch, models or data, nor does it know what carries the bytes."""
 
 import asyncio
 import json
@@ -25,29 +25,30 @@ from fedseed.metrics import shown_metrics
 from fedseed.orbit import Header
 from fedseed.privacy import mechanism_of
 from fedseed.privacy.secure.settings import SecureSums
-from fedseed.reports.memory import resident_memory
+from fedseed.reports.machine import resident_memory
 from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine
-from fedseed.transport.base import CoordinatorEnd, LogLostError, end_task
+from fedseed.transport.base import CoordinatorEnd, LogLostError, LogOlderError, end_task
 
 SHOWN = ("round", "evaluated", "train_loss", "bytes_up", "bytes_down", "weights_digest")
-MOST_SHOWN = 12  # metrics beside them
+MOST_SHOWN = 12  # metrics shown beside them
 MOST_NAMED = 100  # clients in an answer about the status
-LOOK_SECONDS = 2.5  # between looks whether the log is there
+LOOK_SECONDS = 2.5  # between two checks that the log is there
 
 
 def summing(settings: SecureSums, names: Sequence[str], common: tuple[Any, ...]) -> Coordinator:
-    """A coordinator that learns sums alone; only then its libraries are loaded. Raises ValueError."""
+    """Returns a coordinator that learns sums alone, and loads its libraries. Raises ValueError if that can't be."""
     from fedseed.federation.secure import SecureCoordinator
 
     if (problem := settings.unknown(names)) is not None:
         raise ValueError(problem)
-    known = settings.known({name: number for number, name in enumerate(names)})
-    return SecureCoordinator(settings, *common, known=known)
+    made = SecureCoordinator(settings, *common)
+    made.summing.known = settings.known({name: number for number, name in enumerate(names)})
+    return made
 
 
 class NetworkCoordinator:
-    """One run's coordinator: its reception, its rounds, its log, and what it asks and answers.
+    """Coordinates one run: brings together its reception, its rounds, its log, and what it asks and answers.
 
     Args:
         end: the transport.
@@ -79,11 +80,11 @@ class NetworkCoordinator:
     # -- starting -----------------------------------------------------------------------------------------------
 
     async def start(self, fresh: bool, known: bool) -> Header:
-        """Take up the run, or wait for clients and begin it; returns the header. `open` comes next.
+        """Takes up the run, or waits for clients and begins it; returns the header. `open` comes next.
 
         Args:
-            fresh: delete a run of this name from the server first.
-            known: there are files of this run here.
+            fresh: whether to delete a run of this name from the server first.
+            known: whether there are files of this run here.
 
         Raises:
             NetworkError: another coordinator runs this run.
@@ -122,27 +123,32 @@ class NetworkCoordinator:
         return header
 
     async def _watch_log(self) -> None:
-        """Notice that the server has lost the log, also while nothing is written."""
+        """Notices when the server has lost the log, or a part of it, also while nothing is written."""
         seen = True
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            known = self.log.last
             try:
-                there = await self.session.end.log() is not None
+                log = await self.session.end.log()
             except NetworkError:  # an interruption
                 continue
+            if log is not None and log.last < known:
+                self.session.fail(LogOlderError(self.run))
+                return
+            there = log is not None
             if not there and not seen:
                 self.session.fail(LogLostError(self.run))
                 return
             seen = there
 
     async def close(self) -> None:
-        """Look at the log no more, and let go of the transport; again is fine."""
+        """Stops watching the log and closes the transport; may be called more than once."""
         if self._guard is not None:
             await end_task(self._guard)
         await self.session.end.close()
 
     async def open(self, per_round: int, aggregation: AggregationRule, bounds: Bounds | None = None) -> Coordinator:
-        """Make the coordinator, and let the clients know.
+        """Makes and returns the coordinator, and lets the clients know.
 
         Args:
             per_round: clients in a round.
@@ -150,7 +156,7 @@ class NetworkCoordinator:
             bounds: how far from the others a client, or a step, may be.
 
         Raises:
-            RecipeError: that can't be, or the method does not fit the model.
+            RecipeError: the numbers of clients don't allow it, or the method does not fit the model.
         """
         names, reception = self.roster.names, self.reception
         self.session.settings.check(len(names))
@@ -174,7 +180,7 @@ class NetworkCoordinator:
         return made
 
     def _take_up(self, names: list[str]) -> None:
-        """The clients of a run that has begun. Raises MessageError if the recipe has others."""
+        """Takes over the clients of a run that has begun. Raises MessageError if the recipe has others."""
         if self.roster.names and self.roster.names != names:
             raise MessageError(
                 f"run {self.run} began with the clients {listed(names)}, the recipe has {listed(self.roster.names)}: "
@@ -196,14 +202,14 @@ class NetworkCoordinator:
     # -- what clients say ------------------------------------------------------------------------------------------
 
     async def receive(self, sender: str, what: str, data: bytes) -> bytes | None:
-        """A client's message; returns the answer to a hello."""
+        """Takes a client's message; returns the answer to a hello."""
         try:
             if what == "update":
                 if self.rounds is not None:
                     self.rounds.take(sender, data)
                 return None
             if what == "hello":
-                return await self.reception.hello(sender, read(Hello, data), self.session.rejected.add)
+                return await self.reception.hello(sender, read(Hello, data))
             if what == "attach":
                 attach = read(Attach, data)
                 if not self._together(sender, attach.host):
@@ -213,20 +219,20 @@ class NetworkCoordinator:
                 self.inquiry.take(sender, what, data)
             else:
                 raise MessageError(f"a message of unknown kind {what[:20]!r}")
-        except (MessageError, ValueError) as error:  # what should be base64, and is not
+        except (MessageError, ValueError) as error:  # a ValueError: what should be base64 is not
             reason = str(error) if isinstance(error, MessageError) else f"not valid: {type(error).__name__}: {error}"
             self.session.rejected.add(sender, reason)
-        except NetworkError as error:  # the server does not answer just now: no answer here, and it is asked again
+        except NetworkError as error:  # the server does not answer just now: no answer here, and the client asks again
             self.session.progress.warn(f"{sender} can't be answered now: {error}")
         return None
 
     def _together(self, one: str, other: str) -> bool:
-        """Whether one key speaks for both clients, as far as keys are known: they may be in one process then."""
+        """Tells whether one key speaks for both clients, as far as keys are known: they may be in one process then."""
         keys = self.session.end.keys
         return keys is None or one == other or bool(keys.get(one, frozenset()) & keys.get(other, frozenset()))
 
     def tell(self, line: RoundLine) -> None:
-        """A line of metrics is known, or more of it."""
+        """Takes a new line of metrics, or more of a known one, for the status."""
         told = line.to_json()
         self.line.update({key: told[key] for key in (*SHOWN, *shown_metrics(line.metrics)[:MOST_SHOWN]) if key in told})
 
@@ -236,7 +242,7 @@ class NetworkCoordinator:
         return status_answer(self.status(), self.session.end.largest)
 
     def figures(self) -> dict[str, Any]:
-        """What status and summary both say."""
+        """Returns what status and summary both say."""
         self.session.end.poll()
         return {
             "run": self.run,
@@ -247,7 +253,7 @@ class NetworkCoordinator:
         }
 
     def _privacy(self) -> dict[str, Any] | None:
-        """What the steps have spent so far; None: the method is not private."""
+        """Returns what the steps have spent so far; None if the method is not private."""
         mechanism, coordinator = mechanism_of(self.reception.method), self.reception.coordinator
         if mechanism is None:
             return None
@@ -257,7 +263,7 @@ class NetworkCoordinator:
         return mechanism.counted(max(made, len(self.log.steps)))  # the log's, until they are taken up
 
     def status(self) -> dict[str, Any]:
-        """What `fedseed status` shows."""
+        """Returns what `fedseed status` shows."""
         here, names = self.roster.present(), self.roster.names
         current = self.rounds.open if self.rounds is not None else None
         missing = sorted(self.rounds.missing(current)) if self.rounds is not None and current is not None else []
@@ -274,7 +280,7 @@ class NetworkCoordinator:
             "away": self.roster.away()[:MOST_NAMED],
             "waiting": self.reception.waiting,
             "ended": self.log.ended,
-            "behind": {name: host.at for name, host in self.roster.membership.alive().items()},
+            "behind": {name: host.at for name, host in self.roster.alive().items()},
             "last": dict(self.line),
             "repeated_rounds": figures["repeated_rounds"],
             "refusals": figures["refusals"],
@@ -285,15 +291,15 @@ class NetworkCoordinator:
         }
 
 
-LEVELS = ((100, 20, 200), (20, 5, 100), (5, 1, 50), (0, 0, 50))  # senders and other names, reasons each, letters
+LEVELS = ((100, 20, 200), (20, 5, 100), (5, 1, 50), (0, 0, 50))  # senders and other names, reasons of each, letters
 
 
 def status_answer(about: Mapping[str, Any], most: int) -> bytes:
-    """A status as JSON. Names and refusals are shortened as far as it takes; `summary.json` has all.
+    """Returns a status as JSON. Names and refusals are shortened as far as is needed; `summary.json` has all.
 
     Args:
         about: the status; "refusals" by sender and reason.
-        most: bytes.
+        most: how many bytes the answer should have at most.
     """
     for names, reasons, letters in LEVELS:
         short = {key: _short(value, max(names, 1), letters) for key, value in about.items() if key != "refusals"}
@@ -305,7 +311,7 @@ def status_answer(about: Mapping[str, Any], most: int) -> bytes:
 
 
 def _short(value: Any, names: int, letters: int) -> Any:
-    """Texts, lists and tables of a bounded length; a table of the status's own has fewer entries than that."""
+    """Returns texts, lists and tables cut to a bounded length; the status's own tables have fewer entries than that."""
     if isinstance(value, str):
         return value[:letters]
     if isinstance(value, list):
@@ -317,7 +323,7 @@ def _short(value: Any, names: int, letters: int) -> Any:
 
 
 def _refusals(all_of_them: Mapping[str, Mapping[str, int]], names: int, reasons: int, letters: int) -> dict[str, Any]:
-    """Those of the senders with the most, the most frequent of each; the rest is added up as "others"."""
+    """Returns the most frequent refusals of the senders with the most; the rest is added up as "others"."""
     found: dict[str, dict[str, int]] = {}
     ordered = sorted(all_of_them.items(), key=lambda item: -sum(item[1].values()))
     for sender, counts in ordered[:names]:

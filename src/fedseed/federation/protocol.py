@@ -1,10 +1,10 @@
-"""What travels besides plans, updates and steps: the log's entries, calls and questions, and how messages are wrapped.
+"""Encodes what travels besides plans, updates and steps: log entries, calls and questions, and wrapped messages.
 
 Broadcast by the coordinator, not kept: calls ("C"), plans ("P") and questions about the weights ("A"). Sent by clients:
-hello (a question), attach, beat, update and report. Entries of the log, each a byte that says what it is, and a body:
+hello (a question), attach, beat, update and report. An entry of the log is a byte that says what it is, and a body:
 
     H   header: length u32 | JSON (epoch: the log's incarnation; names) | the orbit's beginning, as its file has it
-    S   session: 8 random bytes; a coordinator has begun to write, whoever wrote before may not any more
+    S   session: 8 random bytes; a coordinator has begun to write, and whoever wrote before may no longer do so
     T   step: link | step message      link: hash of the link before it and of the message, so that steps are chained
     M   mark: round u32 | digest       the weights after that round, as the clients found them
     E   end: the run is over
@@ -32,7 +32,7 @@ SILENT = b"FN"
 STORED = b"FO"
 SAID = b"FK"  # what a client says for a secure sum (`fedseed.federation.secure_talk`)
 _REASON_BYTES = 200
-_NAME_CHARACTERS = 100  # of each that is listed
+_NAME_CHARACTERS = 100  # of each name that is listed
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -47,15 +47,15 @@ class Entry:
     body: bytes
 
     def encode(self) -> bytes:
-        """As the stream holds it."""
+        """Returns the entry as the stream holds it."""
         return self.kind.encode() + self.body
 
     @classmethod
     def decode(cls, data: bytes) -> "Entry":
-        """The inverse of `encode`.
+        """Returns the entry that some bytes hold; the inverse of `encode`.
 
         Raises:
-            MessageError: not an entry.
+            MessageError: the bytes are not an entry.
         """
         kind = chr(data[0]) if data else ""
         shortest = {"H": 4, "S": 8, "T": LINK_BYTES + 2, "M": _MARK.size + DIGEST_BYTES, "E": 0}
@@ -67,16 +67,16 @@ class Entry:
 
 
 def header_entry(about: Beginning, orbit_start: bytes) -> Entry:
-    """The entry a log begins with."""
+    """Returns the entry that a log begins with."""
     text = about.encode()
     return Entry("H", struct.pack("<I", len(text)) + text + orbit_start)
 
 
 def read_header(entry: Entry) -> tuple[Beginning, bytes]:
-    """What a header entry says, and how the orbit begins.
+    """Returns what a header entry says, and how the orbit begins.
 
     Raises:
-        MessageError: not valid.
+        MessageError: the entry is not valid.
     """
     size = int.from_bytes(entry.body[:4], "little")
     if entry.kind != "H" or len(entry.body) < 4 + size + LINK_BYTES:
@@ -85,7 +85,7 @@ def read_header(entry: Entry) -> tuple[Beginning, bytes]:
 
 
 def step_entry(previous: bytes, message: bytes, carried: bytes) -> tuple[Entry, bytes]:
-    """The entry of a step, and its link.
+    """Returns the entry of a step, and its link.
 
     Args:
         previous: the link before it.
@@ -97,17 +97,17 @@ def step_entry(previous: bytes, message: bytes, carried: bytes) -> tuple[Entry, 
 
 
 def read_step(entry: Entry) -> tuple[bytes, bytes]:
-    """A step entry's link, and its message or reference."""
+    """Returns a step entry's link, and its message or reference."""
     return entry.body[:LINK_BYTES], entry.body[LINK_BYTES:]
 
 
 def mark_entry(number: int, digest: str) -> Entry:
-    """The entry that says which weights the clients had after a round."""
+    """Returns the entry that says which weights the clients had after a round."""
     return Entry("M", _MARK.pack(number) + bytes.fromhex(digest))
 
 
 def read_mark(entry: Entry) -> tuple[int, str]:
-    """Round and digest of a mark."""
+    """Returns the round and the digest of a mark."""
     (number,) = _MARK.unpack_from(entry.body)
     return int(number), entry.body[_MARK.size : _MARK.size + DIGEST_BYTES].hex()
 
@@ -116,12 +116,12 @@ def read_mark(entry: Entry) -> tuple[int, str]:
 
 
 def call_message(incarnation: str) -> bytes:
-    """A coordinator has started, or misses somebody: say hello again."""
+    """Returns the message of a coordinator that has started, or misses somebody: it asks all to say hello again."""
     return b"C" + incarnation.encode()
 
 
 def plan_message(clients: Sequence[int], everybody: bool, carried: bytes) -> bytes:
-    """A plan for some clients, by their numbers, or for everybody."""
+    """Returns the message of a plan for some clients, by their numbers, or for everybody."""
     if everybody:
         return b"P" + _PICKED.pack(ALL) + carried
     numbers = b"".join(_PICKED.pack(client) for client in clients)
@@ -129,10 +129,10 @@ def plan_message(clients: Sequence[int], everybody: bool, carried: bytes) -> byt
 
 
 def read_plan(body: bytes) -> tuple[frozenset[int] | None, bytes]:
-    """The clients that are asked (None: everybody), and the plan message or a reference.
+    """Returns the clients that are asked (None: everybody), and the plan message or a reference.
 
     Raises:
-        MessageError: not valid.
+        MessageError: the plan is not valid.
     """
     if len(body) < _PICKED.size:
         raise MessageError("a plan without a list of clients")
@@ -150,15 +150,15 @@ def read_plan(body: bytes) -> tuple[frozenset[int] | None, bytes]:
 
 
 def silent_message(number: int, attempt: int, reason: str) -> bytes:
-    """A client has nothing to send in this round, and why."""
+    """Returns the message that a client has nothing to send in this round, and why."""
     return _SILENT.pack(SILENT, number, attempt) + reason.encode()[:_REASON_BYTES]
 
 
 def read_silent(data: bytes) -> tuple[int, int, str]:
-    """Round, attempt and reason.
+    """Returns the round, the attempt and the reason of a `silent_message`.
 
     Raises:
-        MessageError: not valid.
+        MessageError: the message is not valid.
     """
     if not _SILENT.size <= len(data) <= _SILENT.size + _REASON_BYTES:
         raise MessageError(f"{len(data)} bytes where a client says that it sends nothing")
@@ -172,8 +172,8 @@ class Stored:
     """A reference to a message that is a blob.
 
     Args:
-        name: the blob's.
-        size: of the message.
+        name: the blob's name.
+        size: bytes of the message.
         frame: the message's frame, so that what it is about is known before it is fetched.
     """
 
@@ -182,15 +182,15 @@ class Stored:
     frame: bytes
 
     def encode(self) -> bytes:
-        """As it stands in a message's place."""
+        """Returns the bytes that stand in the message's place."""
         return STORED + struct.pack("<Q", self.size) + self.frame + self.name.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "Stored":
-        """The inverse of `encode`.
+        """Returns the reference that some bytes hold; the inverse of `encode`.
 
         Raises:
-            MessageError: not valid.
+            MessageError: the bytes are not valid.
         """
         start = len(STORED) + 8
         name = data[start + FRAME_BYTES :]
@@ -201,7 +201,7 @@ class Stored:
 
 
 def listed(names: Collection[str], most: int = 8) -> str:
-    """Names for a person: all of them, or the first few and how many more."""
+    """Returns names for a person to read: all of them, or the first few and how many more."""
     ordered = [shown(name, _NAME_CHARACTERS) for name in sorted(names)]
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return ", ".join(ordered[:most]) + more

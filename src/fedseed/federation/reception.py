@@ -3,7 +3,6 @@
 import base64
 import re
 import time
-from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
@@ -121,7 +120,7 @@ class Reception:
             if (now := time.monotonic()) >= called + RESEND_SECONDS:  # not at each hello: it would call forth the next
                 called = now
                 bring = self.header is not None and self.base.missing  # one of them has to hear that it is to
-                await self.session.call(roster.membership.clients()[:1] if bring else ())
+                await self.session.call(roster.clients()[:1] if bring else ())
             if roster.names and not roster.open:
                 settings.check(len(roster.names))
             if self.header is not None and self._all_here(len(roster.present())) and not self.base.missing:
@@ -219,18 +218,17 @@ class Reception:
             raise MessageError(f"this run has no client {client}")
         if client not in self.roster.examples and len(self.roster.examples) >= MOST_CLIENTS:
             raise MessageError(f"more than {MOST_CLIENTS:,} clients")
-        self.roster.membership.attach(client, about.host)
+        self.roster.attach(client, about.host)
         self.roster.examples[client] = about.examples
         if number is not None and self.coordinator is not None:
             self.coordinator.examples[number] = about.examples
 
-    async def hello(self, sender: str, about: Hello, reject: Callable[[str, str], None]) -> bytes:
+    async def hello(self, sender: str, about: Hello) -> bytes:
         """A process introduces itself; returns what it is told.
 
         Args:
             sender: who it is.
             about: what it says.
-            reject: counts it, if it does not fit.
 
         Raises:
             MessageError: it is in another's name.
@@ -245,19 +243,19 @@ class Reception:
             self._compare_names(host, known, all_of_them)
             claim = Claim.of(header, about.begins, listing)  # no orbit could begin with some
         except (OrbitError, MessageError) as error:
-            reject(host, str(error))
+            self.session.rejected.add(host, str(error))
             return Welcome(refused=shown(error, MOST_REFUSAL)).encode()
         if not self._decided:  # then it is the run's
             self.agreement.say(host, claim)
         self.roster.outvote(host, False)
         answer: dict[str, Any] = {"epoch": self.session.incarnation, "beat": self.session.settings.dead_after / 3}
         self._compare_clocks(host, about.time, answer)
-        self.roster.membership.hello(host, about.at)
+        self.roster.hello(host, about.at)
         answer.update({"waits": self.waits} if self._assembling else {"clients": len(self.roster.names)})
         if about.bucket and self.header is not None:
             await self.session.end.allow(host, 4 * self.largest_message() + SPARE_BYTES)
         most = 0 if self.header is None else self.largest_message()
-        self.base.hello(host, about.weights, answer, self.header, most, reject)
+        self.base.hello(host, about.weights, answer, self.header, most)
         self.session.stir()
         return Welcome(**answer).encode()
 

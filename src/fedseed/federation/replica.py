@@ -2,11 +2,9 @@
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError
 from fedseed.federation.cost import Cost
@@ -14,7 +12,6 @@ from fedseed.federation.hosted import Hosted, WorkThread
 from fedseed.federation.large import fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import Entry, listed, read_header, read_mark, read_step
-from fedseed.federation.worker import Worker
 from fedseed.orbit import Record
 from fedseed.orbit.file import scan
 from fedseed.orbit.record import LINK_BYTES, link
@@ -24,117 +21,17 @@ from fedseed.transport.base import ClientEnd, Stop
 WEIGHTS_PATIENCE_SECONDS = 60.0  # how long newer weights may take to come when older ones have been deleted
 
 
-class Applying(ABC):
-    """Brings a worker's weights through the log's steps.
-
-    Args:
-        end: the transport.
-        thread: where the work is done.
-    """
-
-    large: ClassVar[bool] = False  # whether this process sends messages that need room on the server
-
-    def __init__(self, end: ClientEnd, thread: WorkThread) -> None:
-        self.norm: float | None = None  # of the newest step, where the method knows it
-        self._end = end
-        self._thread = thread
-
-    @property
-    def current(self) -> bool:
-        """Whether the weights are those after the last step given to `apply`."""
-        return True
-
-    async def message(self, carried: bytes) -> bytes | None:
-        """A step's message, fetched where the log has a reference; None: it is not needed before `apply`."""
-        return await fetch(self._end, carried, None)
-
-    @abstractmethod
-    async def apply(self, worker: Worker, steps: Sequence[bytes]) -> Cost:
-        """Apply steps that follow each other, as `message` has them or as the log carries them."""
-
-    async def settle(self, worker: Worker) -> Cost:
-        """Do what could not be done yet, if it can be now."""
-        return Cost()
-
-
-class EveryStep(Applying):
-    """One after another; many are merged, as in a replay."""
-
-    async def apply(self, worker: Worker, steps: Sequence[bytes]) -> Cost:
-        began = time.perf_counter()
-        if len(steps) == 1:
-            self.norm = await self._thread.do(worker.apply, steps[0])
-        else:
-            messages = [Message.decode(step) for step in steps]
-            records = [Record(message.round, message.payload) for message in messages]
-            await self._thread.do(worker.catch_up, records)
-            self.norm = None
-        return Cost({"rebuild": time.perf_counter() - began})
-
-
-class NewestWeights(Applying):
-    """Only the newest are fetched and loaded."""
-
-    large = True
-
-    def __init__(self, end: ClientEnd, thread: WorkThread) -> None:
-        super().__init__(end, thread)
-        self._awaited: tuple[float, bytes] | None = None  # weights that could not be had yet, and since when
-
-    @property
-    def current(self) -> bool:
-        return self._awaited is None
-
-    async def message(self, carried: bytes) -> bytes | None:
-        """Weights of their own object are fetched when it is known that they are the newest."""
-        return None if is_stored(carried) else carried
-
-    async def apply(self, worker: Worker, steps: Sequence[bytes]) -> Cost:
-        changed = [step for step in steps if is_stored(step) or len(step) > FRAME_BYTES]
-        if not changed:
-            return Cost()
-        self._awaited = (time.monotonic(), changed[-1])
-        return await self.settle(worker)
-
-    async def settle(self, worker: Worker) -> Cost:
-        """Load the newest weights; where they have been deleted already, newer ones are on their way.
-
-        Raises:
-            NetworkError: they have not come for a minute.
-        """
-        if self._awaited is None:
-            return Cost()
-        since, carried = self._awaited
-        try:
-            message = await fetch(self._end, carried, None)
-        except MessageError as error:
-            if time.monotonic() > since + WEIGHTS_PATIENCE_SECONDS:
-                raise NetworkError(f"the newest weights can't be had: {error}") from error
-            return Cost()
-        began = time.perf_counter()
-        self.norm = await self._thread.do(worker.apply, message)
-        self._awaited = None
-        return Cost({"rebuild": time.perf_counter() - began})
-
-
 MOST_REPAIRS = 3
 
 
 @dataclass
 class _Log:
-    """The log that is followed.
+    """The log that is followed."""
 
-    Args:
-        link: of the last step that was taken from it.
-        incarnation: as its header says; "": the header has not come.
-        following: ends that its entries are handed out.
-        looking: whether no coordinator has said that it is this run's; None: it was looked at, and is another's.
-    """
-
-    link: bytes
-    incarnation: str = ""
-    following: Stop | None = None
-    looking: bool | None = False
+    link: bytes  # of the last step that was taken from it
+    incarnation: str = ""  # as its header says; "": the header has not come
+    following: Stop | None = None  # ends that its entries are handed out
+    looking: bool | None = False  # no coordinator has said that it is this run's; None: looked at, it is another's
 
 
 class Replica:
@@ -162,21 +59,18 @@ class Replica:
         self.spent = Cost()  # since the last report
         self.ended = False
         self.version = 0  # other weights, another version
+        self.replaces = hosted.worker.method.catch_up.replaces  # each step is whole weights: only the newest are loaded
+        self.norm: float | None = None  # of the newest step, where the method knows it
+        self.thread = thread
+        self.progress = progress
+        self._awaited: tuple[float, bytes] | None = None  # whole weights that could not be had yet, and since when
         self._load = load
-        self._thread = thread
-        self.applying = self._by_method()
-        self._progress = progress
         self._wake = wake
         self._queue: deque[Entry | Exception] = deque()
         self._log = _Log(hosted.start[-LINK_BYTES:])
         self._turn = asyncio.Lock()  # whoever reads the log on, or begins again: the other waits
         self._repairs = 0
         self._digest: tuple[int, str] | None = None
-
-    def _by_method(self) -> Applying:
-        """How weights follow the log: that depends on how whoever missed rounds of this method catches up."""
-        kind = NewestWeights if self.hosted.worker.method.catch_up.replaces else EveryStep
-        return kind(self.end, self._thread)
 
     # -- following -----------------------------------------------------------------------------------------------
 
@@ -188,7 +82,7 @@ class Replica:
     @property
     def current(self) -> bool:
         """Whether the weights are those after step `at`."""
-        return self.applying.current
+        return self._awaited is None
 
     async def begin(self, incarnation: str) -> None:
         """Follow the log from its beginning, with a new model if this one has steps of another log.
@@ -238,17 +132,17 @@ class Replica:
 
     async def _take_base(self) -> None:
         memory = self.hosted.worker.memory  # what clients remember is by round, and stays
-        self.hosted = await self._thread.do(self._load)
+        self.hosted = await self.thread.do(self._load)
         self.hosted.worker.memory = memory
         self.version += 1
         self.at = 0
-        self.applying = self._by_method()
+        self.norm = self._awaited = None
         self.spent = Cost()
         self._log.link = self.hosted.start[-LINK_BYTES:]
         self._digest = None
 
     async def _begin_again(self, why: str) -> None:
-        self._progress.warn(f"{why}: replaying from the base")
+        self.progress.warn(f"{why}: replaying from the base")
         await self._begin()
 
     # -- applying -----------------------------------------------------------------------------------------------
@@ -270,12 +164,16 @@ class Replica:
             if isinstance(entry, Exception):
                 raise entry
             if entry.kind == "H":
+                if self._log.incarnation:  # it has come before
+                    await self._begin_again("the run has been put on the server again, or its log is an older one")
+                    return
                 if not await self._fits(entry):
                     return
             elif entry.kind == "T":
                 mark = None
                 after, carried = read_step(entry)
-                message = await self.applying.message(carried)
+                # whole weights of their own object are fetched when it is known that they are the newest
+                message = None if self.replaces and is_stored(carried) else await fetch(self.end, carried, None)
                 if message is not None and link(self._log.link, message) != after:
                     number = self.at + len(steps) + 1
                     await self._begin_again(f"step {number} of the log does not follow those that were applied")
@@ -298,7 +196,7 @@ class Replica:
         except FedseedError as error:
             if not self._log.looking:
                 raise
-            self._progress.note(f"{error}: waiting for a coordinator")
+            self.progress.note(f"{error}: waiting for a coordinator")
             self._log.looking = None
             await self.stop()
             self._queue.clear()
@@ -318,15 +216,47 @@ class Replica:
         self._log.link = start[-LINK_BYTES:]
 
     async def _apply(self, steps: list[bytes]) -> None:
+        """Apply steps that follow each other: many are merged, as in a replay; of whole weights the newest count."""
         self.version += 1
-        self.spent.add(await self.applying.apply(self.hosted.worker, steps))
+        worker, began = self.hosted.worker, time.perf_counter()
+        if self.replaces:
+            if changed := [step for step in steps if is_stored(step) or len(step) > FRAME_BYTES]:
+                self._awaited = (time.monotonic(), changed[-1])
+                await self._settle()
+        else:
+            if len(steps) == 1:
+                self.norm = await self.thread.do(worker.apply, steps[0])
+            else:
+                records = [Record(message.round, message.payload) for message in map(Message.decode, steps)]
+                await self.thread.do(worker.catch_up, records)
+                self.norm = None
+            self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
         self.at += len(steps)
-        self._progress.advance(self.at)
+        self.progress.advance(self.at)
 
     async def settle(self) -> None:
-        """Do what could not be done when the last steps came."""
+        """Load the newest weights, if they could not be had when they were announced.
+
+        Raises:
+            NetworkError: they have not come for a minute.
+        """
         async with self._turn:
-            self.spent.add(await self.applying.settle(self.hosted.worker))
+            await self._settle()
+
+    async def _settle(self) -> None:
+        if self._awaited is None:
+            return
+        since, carried = self._awaited
+        try:
+            message = await fetch(self.end, carried, None)
+        except MessageError as error:  # they have been deleted already: newer ones are on their way
+            if time.monotonic() > since + WEIGHTS_PATIENCE_SECONDS:
+                raise NetworkError(f"the newest weights can't be had: {error}") from error
+            return
+        began = time.perf_counter()
+        self.norm = await self.thread.do(self.hosted.worker.apply, message)
+        self._awaited = None
+        self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
 
     # -- comparing -----------------------------------------------------------------------------------------------
 
@@ -334,7 +264,7 @@ class Replica:
         """The weights' digest."""
         if self._digest is None or self._digest[0] != self.at:
             at, version = self.at, self.version
-            found = await self._thread.do(self.hosted.worker.space.digest)
+            found = await self.thread.do(self.hosted.worker.space.digest)
             if version != self.version:  # it has begun again meanwhile
                 return found
             self._digest = (at, found)

@@ -13,12 +13,14 @@ from fedseed.federation.large import Room, attempt_of, carry, fetch, is_stored, 
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import SAID, SILENT, Stored, plan_message, read_silent
-from fedseed.federation.session import RESEND_SECONDS, Session
+from fedseed.federation.session import RESEND_SECONDS, Late, Session
 from fedseed.privacy.secure.errors import LostError, TooFewError
 from fedseed.privacy.settings import WITHHELD
 
 if TYPE_CHECKING:
     from fedseed.federation.secure_talk import SecureTalk
+
+MOST_PAUSE = 30.0  # seconds before a round is begun again
 
 
 @dataclass
@@ -58,6 +60,7 @@ class OpenRound:
         silent: who has nothing to send, and why.
         refused: whose answer was refused, and why.
         bytes_up: the payload of each update that counts, by client.
+        joined: whose part is in another client's message.
     """
 
     number: int
@@ -67,22 +70,10 @@ class OpenRound:
     silent: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     bytes_up: dict[int, int] = field(default_factory=dict)
+    joined: set[int] = field(default_factory=set)
 
 
-@dataclass
-class LeftOut:
-    """A client that is there and has let a deadline pass.
-
-    Args:
-        until: when it is asked again.
-        seconds: how long it is left out; twice as long each time in a row.
-    """
-
-    until: float
-    seconds: float
-
-
-def _secure_talk(session: Session, roster: Roster, coordinator: Coordinator) -> "SecureTalk | None":
+def _secure_talk(session: Session, roster: Roster, coordinator: Coordinator, late: Late) -> "SecureTalk | None":
     """What holds the conversations of secure sums, if the run has any; only then its libraries are loaded."""
     if not coordinator.sums:
         return None
@@ -90,7 +81,7 @@ def _secure_talk(session: Session, roster: Roster, coordinator: Coordinator) -> 
     from fedseed.federation.secure_talk import SecureTalk
 
     assert isinstance(coordinator, SecureCoordinator)
-    return SecureTalk(session, roster, coordinator)
+    return SecureTalk(session, roster, coordinator, late)
 
 
 class Rounds:
@@ -112,11 +103,11 @@ class Rounds:
         self.grace = float("inf")  # until when all clients are waited for, as before the first round
         self._largest = largest
         self._running = False  # whether a round was begun here
-        self._idle: set[int] = set()  # who has sent nothing before
-        self._left_out: dict[int, LeftOut] = {}  # who has let a deadline pass since its last answer that counts
+        self.idle: set[int] = set()  # who has sent nothing before, which is said once of those without examples
+        self._late = Late(session)  # who has let a deadline pass since its last answer that counts
         self._fetching: set[asyncio.Task[None]] = set()
         self._room = Room(largest)
-        self.secure = _secure_talk(session, roster, coordinator)
+        self.secure = _secure_talk(session, roster, coordinator, self._late)
 
     # -- what comes in -----------------------------------------------------------------------------------------------
 
@@ -143,6 +134,8 @@ class Rounds:
                 self._count(current, number, len(data))
         except MessageError as error:
             self._refuse(name, number, str(error))
+            if current is not None and self.session.at_hand:
+                self._one_less(current)
 
     def _refuse(self, name: str, number: int, reason: str) -> None:
         self.session.rejected.add(name, reason)
@@ -150,7 +143,8 @@ class Rounds:
             self.open.refused[number] = reason
 
     def _count(self, current: OpenRound, number: int, size: int) -> None:
-        self._left_out.pop(number, None)
+        if self.secure is None:  # otherwise much comes after it
+            self._late.back(number)
         current.bytes_up[number] = size - FRAME_BYTES
         if current.silent.pop(number, None) is None:
             self._one_less(current)
@@ -167,7 +161,8 @@ class Rounds:
             raise MessageError(f"round {number} attempt {attempt} is not open")
         if client not in current.clients or client in self.coordinator.answered or client in current.silent:
             raise MessageError(f"client {client} has answered round {number} already, or takes no part in it")
-        self._left_out.pop(client, None)
+        if self.secure is None:
+            self._late.back(client)
         current.silent[client] = reason
         self._one_less(current)
 
@@ -188,7 +183,7 @@ class Rounds:
         task.add_done_callback(self._fetching.discard)
 
     async def _fetch(self, name: str, number: int, data: bytes, reference: Stored) -> None:
-        owner = self.roster.membership.host_of(name)
+        owner = self.roster.host_of(name)
         try:
             async with self._room.taken(reference.size):
                 self._still_open()  # it may have waited long
@@ -207,6 +202,12 @@ class Rounds:
         if self.open is None:
             raise MessageError("it came when its round was over")
         return self.open
+
+    def joins(self, client: int, size: int) -> None:
+        """A client's part is in another client's message, where it takes so many bytes of payload."""
+        assert self.open is not None
+        self.open.joined.add(client)
+        self._count(self.open, client, FRAME_BYTES + size)
 
     # -- a round -----------------------------------------------------------------------------------------------
 
@@ -227,11 +228,13 @@ class Rounds:
         if self.secure is not None:
             self.secure.begin()
         while True:
-            clients = self.coordinator.open(number, attempt, self._asked(await self._enough()))
+            clients = self.coordinator.open(number, attempt, self._late.without(await self._enough(), self._least))
             if len(clients) < minimum:  # privacy lets nobody take the place of those that are away
                 await self.session.pause(0.25)
                 continue
             self._running = True
+            if attempt and self.secure is not None:  # liars may have no end of reasons
+                await self.session.pause(min(0.25 * 2 ** min(attempt, 10), MOST_PAUSE))
             if self.secure is not None and not await self._agreed(number):
                 attempt += 1
                 continue
@@ -272,18 +275,20 @@ class Rounds:
         except TooFewError as error:
             self.repeated += 1
             self.session.progress.warn(f"round {number}: {error}: it is begun again")
-            await self.session.pause(0.25)
             return False
         return True
 
     async def _opened(self, number: int) -> bool:
         """Open the sum of what has come; False: too few are there to. Raises LostError."""
-        assert self.secure is not None
+        assert self.secure is not None and self.open is not None
         try:
-            self.secure.coordinator.take_sum(await self.secure.hold(self.secure.coordinator.opening()))
+            await self.secure.hold(self.secure.coordinator.opening())
         except TooFewError as error:
             self.session.progress.warn(f"round {number}: {error}: it is begun again")
             return False
+        self.open.refused |= {client: proof.reason for client, proof in self.secure.coordinator.summing.barred.items()}
+        for client in self.open.clients - self.missing(self.open) - self.secure.slow:
+            self._late.back(client)
         return True
 
     @property
@@ -298,7 +303,7 @@ class Rounds:
 
     def _without(self, current: OpenRound) -> list[int]:
         """The clients whose updates do not count."""
-        return sorted(current.clients - set(self.coordinator.answered))
+        return sorted(current.clients - set(self.coordinator.answered) - current.joined)
 
     def _why(self, current: OpenRound, client: int, reason: str) -> str:
         """Why a client's update does not count; it is said aloud, too."""
@@ -306,9 +311,9 @@ class Rounds:
         if client in current.silent:
             private = self.coordinator.private  # a reason would depend on the client's data
             why = WITHHELD if private else current.silent[client]
-            if self.coordinator.examples[client] or client not in self._idle:  # once, if it has nothing to learn from
+            if self.coordinator.examples[client] or client not in self.idle:  # once, if it has nothing to learn from
                 self.session.progress.warn(f"round {number}: {name} sends nothing: {why}")
-            self._idle.add(client)
+            self.idle.add(client)
             return why
         why = f"refused: {current.refused[client]}" if client in current.refused else reason
         self.session.progress.warn(f"round {number}: nothing of {name} counts: {why}")
@@ -359,29 +364,18 @@ class Rounds:
     def _names(self, clients: Sequence[int]) -> list[str]:
         return [self.roster.names[client] for client in clients]
 
-    def _asked(self, here: frozenset[int]) -> frozenset[int]:
-        """Those of the clients that are here who may be drawn: all but those left out, unless too few would be left."""
-        now = self.session.clock()
-        out = {client for client in here if client in self._left_out and now < self._left_out[client].until}
-        return here - out if len(here - out) >= self._least else here
-
     def _leave_out(self, current: OpenRound) -> None:
         """The deadline is over: whoever is there and has sent nothing that counts would cost every round that much.
 
         It is asked again when it has been left out for as long as it was waited for, and, each time in a row that it
         lets a deadline pass, for twice as long.
         """
-        settings, now = self.session.settings, self.session.clock()
         if not self.coordinator.answered and not current.silent:
             return  # nobody has answered: that is no reason to prefer one to another
+        seconds = self.session.settings.deadline
         for client in sorted(self.missing(current) & self.roster.present()):
-            before = self._left_out.get(client)
-            seconds = settings.deadline if before is None else 2 * before.seconds
-            self._left_out[client] = LeftOut(now + seconds, seconds)
-            self.session.progress.warn(
-                f"round {current.number}: nothing of {self.roster.names[client]} that counts has come within "
-                f"{settings.deadline:g} s: it is not asked for {seconds:g} s"
-            )
+            why = f"nothing of {self.roster.names[client]} that counts has come within {seconds:g} s"
+            self._late.leave_out(client, seconds, f"round {current.number}: {why}")
 
     async def _enough(self) -> frozenset[int]:
         """Wait until enough clients are there for a round; who they are."""

@@ -6,7 +6,7 @@
 The cryptography is `fedseed.privacy.secure`'s. Free of torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +31,8 @@ from fedseed.privacy.secure.messages import SETUP_BYTES
 from fedseed.privacy.secure.settings import FEWEST, SecureSums
 from fedseed.privacy.secure.summing import Asking, Setup, Summing
 from fedseed.weights.layout import Layout
+
+FINE = 50  # steps of fixed point: with fewer the largest value of a vector is rounded by more than a hundredth
 
 
 def summand(method: Method) -> type[Summand]:
@@ -76,7 +78,6 @@ class SecureCoordinator(Coordinator):
 
     Args: those of `Coordinator`, and
         settings: the recipe's.
-        known: the public keys that sign for clients, by number; None: whatever they say.
 
     Raises:
         ValueError: that can't be (`unfit`).
@@ -85,13 +86,12 @@ class SecureCoordinator(Coordinator):
     def __init__(
         self, settings: SecureSums, method: Method, layout: Layout, seed: int, examples: Sequence[int], per_round: int,
         aggregation: AggregationRule | None = None, bounds: Bounds | None = None,
-        *, known: Mapping[int, bytes] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(method, layout, seed, [0] * len(examples), per_round, aggregation, bounds)
         if problem := unfit(settings, method, self.aggregation, per_round):
             raise ValueError(problem)
         self.secure = settings
-        self.summing = Summing(settings.threshold, form_of(settings, method), settings.ahead, known)
+        self.summing = Summing(settings.threshold, form_of(settings, method), settings.ahead)
         self._sum: Words | str | None = None  # of the open round; why there is none and will be none
         self._declared = list(examples)  # by client; 0: not told
 
@@ -126,23 +126,17 @@ class SecureCoordinator(Coordinator):
         current = self._current()
         current.clients = [client for client in current.clients if client not in missing]
 
-    def opening(self) -> Asking[Words]:
-        """The conversation after the last answer has come; `take_sum` takes what comes of it."""
+    def opening(self) -> Asking[None]:
+        """The conversation after the last answer has come: `close` makes the step of the sum that it opens."""
         current = self._current()
         vectors = {client: update.words for client, update in current.updates.items()}
-        if self.secure.masks:
-            return self.summing.open(current.number, current.attempt, vectors)
-        return self._plain(vectors)
-
-    def _plain(self, vectors: Mapping[int, Words]) -> Asking[Words]:
-        """Nothing is masked: nothing need be said. Raises TooFewError."""
-        yield from ()
-        self.summing.enough(vectors, "have sent their vectors", FEWEST)
-        return np.sum(list(vectors.values()), axis=0, dtype=self.summing.form.dtype)
-
-    def take_sum(self, words: Words) -> None:
-        """The sum of the open round's vectors and weights: `close` makes the step of it."""
-        self._sum = words
+        if not self.secure.masks:
+            self.summing.enough(vectors, "have sent their vectors", FEWEST)
+            self._sum = np.sum(list(vectors.values()), axis=0, dtype=self.summing.form.dtype)
+            return
+        self._sum, members = yield from self.summing.open(current.number, current.attempt, vectors)
+        for client in vectors.keys() - set(members):
+            del current.updates[client], current.received[client]
 
     def lose(self, reason: str) -> None:
         """The open round has been opened, and its sum can't be had: `close` makes an empty step, and says why."""
@@ -207,6 +201,7 @@ class Masking:
         self.settings = settings
         self.method = method
         self.form = form_of(settings, method)
+        self.warn: Callable[[str], None] | None = None  # told once if values are too small
         self._examples = examples
         keys, places = identities or {}, places or {}
         self._clients = {
@@ -250,6 +245,13 @@ class Masking:
         if kind.counted:
             return self.form.write(vector)
         weight = self._examples[client] if self.method.weighting == "examples" else 1
+        most, step = float(np.abs(vector).max(initial=0.0)) * weight, 2.0**-self.form.fraction
+        if self.warn is not None and 0 < most < FINE * step:
+            self.warn(
+                f"round {number}: values of at most {most:.1e} are added up in steps of {step:.1e}: they lose "
+                f"{step / 2 / most:.0%} and more; raise secure_sums.fraction_bits, {self.form.fraction} now, 48 at most"
+            )
+            self.warn = None
         return np.append(self.form.write(vector, weight), self.form.dtype.type(weight))
 
 

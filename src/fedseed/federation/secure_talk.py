@@ -6,20 +6,23 @@
 A kind is 1: the answer; 0: why there is none; 2: why, where the client has opened the round before.
 """
 
+from collections.abc import Set
 from typing import TypeVar
 
 from fedseed.errors import FedseedError, MessageError
 from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import SAID, plan_message
 from fedseed.federation.secure import Masking, SecureCoordinator
-from fedseed.federation.session import RESEND_SECONDS, Session
-from fedseed.privacy.secure.errors import LostError, OpenedBeforeError
+from fedseed.federation.session import RESEND_SECONDS, Late, Session
+from fedseed.privacy.secure.errors import LostError, OpenedBeforeError, TooFewError
+from fedseed.privacy.secure.messages import Phase
 from fedseed.privacy.secure.summing import Asking
 from fedseed.text import shown
 
 T = TypeVar("T")
 ABOUT_BYTES = 15  # phase, setup, and where they matter round and attempt
 NOTHING, SOMETHING, OPENED = 0, 1, 2
+PATIENCE = 30.0  # seconds at the least that an ask goes on when enough have answered, if the deadline is not over
 
 
 def answered(masking: Masking, client: int, ask: bytes) -> bytes:
@@ -46,22 +49,27 @@ class SecureTalk:
         session: the conversation with the clients.
         roster: the clients.
         coordinator: asks.
+        late: whoever lets a deadline pass is left out for a while.
     """
 
-    def __init__(self, session: Session, roster: Roster, coordinator: SecureCoordinator) -> None:
+    def __init__(self, session: Session, roster: Roster, coordinator: SecureCoordinator, late: Late) -> None:
         self.session = session
         self.roster = roster
         self.coordinator = coordinator
+        self.late = late
+        self.slow: set[int] = set()  # who has let a deadline pass in this round: nobody waits for it again
         self.up = self.down = 0  # bytes said and asked
         self._asks: dict[int, bytes] = {}
         self._answers: dict[int, bytes | None] = {}
         self._named: set[int] = set()
         self._opened: set[int] = set()  # who says that it has opened the round before
+        self._waited = 0.0  # seconds for the last ask
+        self._failed = 0  # conversations of this round: deadlines may be too short for all
 
     def begin(self) -> None:
         """A round begins."""
         self.up = self.down = 0
-        self._opened = set()
+        self.slow, self._opened, self._failed = set(), set(), 0
 
     async def hold(self, asking: Asking[T]) -> T:
         """Hold a conversation. Raises TooFewError, and LostError if too few are left that have not opened the round."""
@@ -72,6 +80,9 @@ class SecureTalk:
         except StopIteration as done:
             found: T = done.value
             return found
+        except TooFewError:
+            self._failed += 1
+            raise
         finally:
             self._asks = {}
             self._name_barred()
@@ -80,19 +91,39 @@ class SecureTalk:
         """Ask, and wait for all that may still come."""
         self._asks, self._answers = asks, {}
         self.down += sum(map(len, asks.values()))
-        clock = self.session.clock
-        deadline, resend = clock() + self.session.settings.deadline, clock()
+        clock, least = self.session.clock, self.coordinator.secure.least
+        began = resend = clock()
+        longer = 2 ** min(self._failed, 6)
+        until = began + self.session.settings.deadline * longer
         while missing := asks.keys() - self._answers.keys():
             now = clock()
-            if now >= deadline or (self._answers and not missing & self.roster.present()):
+            if len(self._answers) >= min(least, len(asks) - 1):  # no need to wait much longer than these have taken
+                until = min(until, now + max(PATIENCE * longer, 3 * (now - began)))
+            if len(self._answers) >= least and missing <= self.slow:
+                break
+            if now >= until:
+                self._leave_out(missing & self.roster.present(), now - began)
+                break
+            if self._answers and not missing & self.roster.present():
                 break
             if now >= resend:
                 await self._send({client: asks[client] for client in sorted(missing)})
                 resend = now + RESEND_SECONDS
             await self.session.pause(0.25)
+        self._waited = clock() - began
         if self._opened and len(set(self.coordinator.taking_part) - self._opened) < self.coordinator.secure.least:
             raise LostError(f"{len(self._opened)} clients have opened it before, and do not again: its sum is lost")
         return {client: answer for client, answer in self._answers.items() if answer is not None}
+
+    def _leave_out(self, missing: Set[int], seconds: float) -> None:
+        """The deadline of an ask is over, as that of a plan: whoever is there costs every round that much."""
+        if not self._answers:
+            return  # nobody has answered: that is no reason to prefer one to another
+        phase = Phase(next(iter(self._asks.values()))[0]).name
+        for client in sorted(missing - self.slow):
+            why = f"{self.roster.names[client]} has not answered {phase} of secure sums within {seconds:.3g} s"
+            self.late.leave_out(client, seconds, why)
+        self.slow |= missing
 
     async def _send(self, asks: dict[int, bytes]) -> None:
         alike: dict[bytes, list[int]] = {}
@@ -124,11 +155,17 @@ class SecureTalk:
             self.session.stir()
 
     def _name_barred(self) -> None:
-        """Say who has broken the rules, once. Raises FedseedError: too few are left."""
-        barred = self.coordinator.summing.barred
+        """Say who has broken the rules, once, and whose answers are in doubt. Raises FedseedError: too few are left."""
+        barred, doubted = self.coordinator.summing.barred, self.coordinator.summing.doubted
         for client in barred.keys() - self._named:
             self._named.add(client)
-            self.session.rejected.add(self.roster.names[client], barred[client])
+            self.session.rejected.add(self.roster.names[client], barred[client].reason)
+        for client, why in doubted.items():
+            self.session.rejected.add(self.roster.names[client], why)
+            seconds = max(RESEND_SECONDS, self._waited)
+            self.late.leave_out(client, seconds, f"what {self.roster.names[client]} says can't be taken")
+            self.slow.add(client)
+        doubted.clear()
         left = len(self.roster.names) - len(barred)
         if left < (least := self.coordinator.secure.least):
             raise FedseedError(

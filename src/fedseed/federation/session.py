@@ -1,4 +1,4 @@
-"""What the parts of a coordinator's conversation share."""
+"""Holds what the parts of a coordinator's conversation share."""
 
 import asyncio
 import time
@@ -14,26 +14,26 @@ from fedseed.text import shown
 from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.layout import DigestKind
 
-STRANGER_SECONDS = 30.0  # at most between calls because of somebody who is not known
+STRANGER_SECONDS = 30.0  # at most so many pass between calls because of somebody who is not known
 RESEND_SECONDS = 2.0  # a plan or a question is repeated to those that have not answered
 
 
-MOST_TOLD = 50  # refusals that are said aloud; all are counted
-MOST_REASONS = 50  # that are kept for each sender
+MOST_TOLD = 50  # refusals that are shown; all are counted
+MOST_REASONS = 50  # reasons that are kept for each sender
 MOST_KEPT = 300  # reasons of all senders: so many fit into an answer about the status, whatever characters they have
-MOST_SENDERS = 1_000  # that are kept
+MOST_SENDERS = 1_000  # senders that are kept
 MOST_NAME = 100  # characters of a sender's name
 OTHERS = "others"
 
 
 class Rejected:
-    """Counts refusals by sender and reason, in bounded memory, and says the first ones aloud.
+    """Counts refusals by sender and reason, in bounded memory, and shows the first ones.
 
-    What is refused, and of whom, is somebody else's text: it is kept in one short line that a terminal can show.
+    Senders and reasons are somebody else's text: each is kept as one short line that a terminal can show.
 
     Args:
-        progress: shows them.
-        run: the run's name, for saying where the others stand.
+        progress: shows refusals.
+        run: the run's name, for saying where further refusals can be seen.
     """
 
     def __init__(self, progress: Progress, run: str) -> None:
@@ -46,7 +46,7 @@ class Rejected:
         self._since = 0
 
     def add(self, sender: str, reason: str) -> None:
-        """One more."""
+        """Counts one more refusal."""
         self._since += 1
         sender, reason = shown(sender, MOST_NAME), shown(reason)
         if sender not in self._reasons and len(self._reasons) >= MOST_SENDERS:
@@ -66,19 +66,19 @@ class Rejected:
                 self._progress.warn(f"further refusals: fedseed status {self._run}")
 
     def _drop(self) -> None:
-        """The reason that has come up the longest time ago is forgotten, if there are too many; its count is not."""
+        """Forgets the reason that has not come up for the longest time, if there are too many, but not its count."""
         if len(self._kept) > MOST_KEPT:
             (sender, _), count = self._kept.popitem(last=False)
             self._others[sender] = self._others.get(sender, 0) + count
             self._reasons[sender] -= 1
 
     def since(self) -> int:
-        """How many there were since the last call."""
+        """Returns how many refusals there were since the last call."""
         count, self._since = self._since, 0
         return count
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """By sender and reason."""
+        """Returns how many refusals there were, by sender and reason."""
         found: dict[str, dict[str, int]] = {}
         for (sender, reason), count in self._kept.items():
             found.setdefault(sender, {})[reason] = count
@@ -98,13 +98,13 @@ class CoordinatorSettings:
         start_with: clients that must be there before the first round; None: all.
         dead_after: seconds of silence after which a client is taken for dead.
         base_digest: digest that the clients' base must have; None: that of most clients.
-        copies: of the run's log, where there are several servers.
+        copies: how many copies of the run's log are kept, where there are several servers.
         digest: how base and weights are hashed.
         names: the clients, where they are known before anybody comes.
-        enrols: whoever comes before the start takes part.
-        each_evaluates: every client evaluates on what it holds out, not one for all.
+        enrols: whether whoever comes before the start takes part.
+        each_evaluates: whether every client evaluates on what it holds out, not one for all.
         measures: metrics that an evaluation must have, because the run looks at them.
-        check: whether the run can be with so many clients; raises RecipeError.
+        check: checks that the run is possible with so many clients; raises RecipeError if it is not.
         weights_digest: digest that the trained tensors must begin with; None: what most clients have.
         secure: how sums of answers are made in secret; None: every answer is read.
     """
@@ -134,10 +134,11 @@ class Session:
         settings: deadlines and the like.
         progress: shows the run going on.
         rejected: counts messages that are not accepted.
-        incarnation: of the log; it begins anew when a run is put on the server again.
-        stranger: somebody has written whom this coordinator does not know.
-        clock: tells seconds, from some beginning.
-        failure: what ends the run, whatever it waits for.
+        incarnation: the log's incarnation; the log begins anew when a run is put on the server again.
+        stranger: whether somebody has written whom this coordinator does not know.
+        clock: returns seconds since some moment.
+        failure: the error that ends the run, whatever it waits for.
+        at_hand: whether clients are in this process: each answers once, whatever becomes of its answer.
     """
 
     end: CoordinatorEnd
@@ -148,34 +149,64 @@ class Session:
     stranger: bool = False
     clock: Callable[[], float] = time.monotonic
     failure: Exception | None = None
+    at_hand: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _called: float = 0.0
     _between: float = 1.0  # seconds between calls because of a stranger
 
     def fail(self, error: Exception) -> None:
-        """The run can't go on."""
+        """Ends the run with an error; `pause` raises it."""
         self.failure = error
         self.stir()
 
     def stir(self) -> None:
-        """Something has happened that somebody may wait for."""
+        """Wakes those who wait in `pause`: something has happened."""
         self._changed.set()
 
     async def call(self, soon: Collection[str] = ()) -> None:
-        """Ask everybody to say hello; `soon`: clients that must not wait for another message to hear of it."""
+        """Asks everybody to say hello; `soon`: clients that must not wait for another message to hear of it."""
         await self.end.broadcast(call_message(self.incarnation), soon)
 
     async def pause(self, seconds: float) -> None:
-        """Wait for something to happen, at most so long. Raises what ends the run."""
+        """Waits for something to happen, at most so long. Raises the error that ends the run."""
         if self.failure is not None:
             raise self.failure
         now = self.clock()
         if self.stranger and now > self._called + self._between and self.incarnation:
-            again = now < self._called + 2 * STRANGER_SECONDS  # whoever goes on like that does not say hello
+            again = now < self._called + 2 * STRANGER_SECONDS  # a stranger who keeps writing does not say hello
             self._between = min(2 * self._between, STRANGER_SECONDS) if again else 1.0
             self.stranger, self._called = False, now
             await self.call()
         self._changed.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):  # no task of its own, as `wait_for` would make: there is one a step
+            async with asyncio.timeout(seconds):  # `wait_for` would make a task, and this runs at every step
                 await self._changed.wait()
+
+
+class Late:
+    """Keeps clients that are there and have let the others wait: each is left out for a while and then asked again.
+
+    Args:
+        session: the conversation.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._out: dict[int, tuple[float, float]] = {}  # until when, and for how many seconds
+
+    def leave_out(self, client: int, seconds: float, why: str) -> None:
+        """Leaves a client out for so many seconds, and for twice as long each further time in a row."""
+        if client in self._out:
+            seconds = max(seconds, 2 * self._out[client][1])
+        self._out[client] = self.session.clock() + seconds, seconds
+        self.session.progress.warn(f"{why}: it is not asked for {seconds:g} s")
+
+    def back(self, client: int) -> None:
+        """Leaves a client out no more: it has answered in time."""
+        self._out.pop(client, None)
+
+    def without(self, here: frozenset[int], least: int) -> frozenset[int]:
+        """Returns those of the clients here who may be asked: all but those left out, unless too few would remain."""
+        now = self.session.clock()
+        rest = frozenset(client for client in here if now >= self._out.get(client, (now, 0.0))[0])
+        return rest if len(rest) >= least else here

@@ -30,25 +30,15 @@ from fedseed.transport.base import CoordinatorEnd, LogWriter
 
 @dataclass(frozen=True)
 class Logged:
-    """What the log of a run on a server holds.
+    """What the log of a run on a server holds."""
 
-    Args:
-        run: the run's name there.
-        last: the last step.
-        payloads: all steps' payloads; where a step replaces those before it, the newest that is not empty alone.
-        changed: the number of that one.
-        digests: of the weights after a step, where clients have said it.
-        waits: whether the last step, if a file has not got it, waits for its digest (`StepStore.confirm`).
-        lasting: whether it outlives the coordinator, so that the files may follow it.
-    """
-
-    run: str
-    last: int = 0
-    payloads: Sequence[bytes] = ()
-    changed: int = 0
-    digests: Mapping[int, str] = field(default_factory=dict)
-    waits: bool = False
-    lasting: bool = True
+    run: str  # its name there
+    last: int = 0  # step
+    payloads: Sequence[bytes] = ()  # of all steps; where a step replaces those before, of the newest that is not empty
+    changed: int = 0  # the number of that one
+    digests: Mapping[int, str] = field(default_factory=dict)  # of the weights after a step, where clients have said it
+    waits: bool = False  # the last step, if a file has not got it, waits for its digest (`StepStore.confirm`)
+    lasting: bool = True  # it outlives the coordinator, so that the files may follow it
 
 
 class StepLog:
@@ -167,6 +157,11 @@ class StepLog:
             self.ended = True
             assert self._writer is not None
             await self._writer.finish()
+
+    @property
+    def last(self) -> int:
+        """The number of the last entry."""
+        return 0 if self._writer is None else self._writer.last
 
     @property
     def digest(self) -> str | None:

@@ -26,6 +26,6 @@ def unfit(settings: SecureSums, method: Method, rule: AggregationRule, per_round
             'secure_sums: privacy.level = "client": the coordinator would have to bound each answer, and reads none; '
             'take privacy.level = "example", or leave one of them out'
         )
-    if (why := method.unsummable) is not None:
+    if (why := method.needs_each) is not None:
         return f"secure_sums: {method.name}: {with_remedy(why)}"
     return None if per_round is None else settings.problem(per_round)

@@ -30,19 +30,12 @@ from fedseed.weights.space import ParameterSpace
 
 @dataclass(frozen=True)
 class Answer:
-    """A hosted client's answer.
+    """A hosted client's answer."""
 
-    Args:
-        message: the update's bytes, or None if the client sends nothing.
-        reason: why it sends nothing.
-        cost: what the work cost; of a private method nothing, for it depends on the client's data.
-        within: payload bytes that its part of another client's message would have alone; None: it speaks for itself.
-    """
-
-    message: bytes | None
-    reason: str | None
-    cost: ClientCost
-    within: int | None = None
+    message: bytes | None  # the update's bytes, or None if the client sends nothing
+    reason: str | None  # why it sends nothing
+    cost: ClientCost  # of the work; of a private method nothing, for it depends on the client's data
+    within: int | None = None  # payload bytes of its part of another client's message; None: it speaks for itself
 
 
 class Worker:

@@ -44,15 +44,14 @@ class Site:
         self._load = load
         self._mine: Sequence[str] = ()  # the clients of the node that is worked for
         self._end = NodeEnd()
-        self._thread = WorkThread()
         self._parts: dict[str, tuple[Introduction, Answers]] = {}  # by the first of a node's clients
         self._loop = asyncio.new_event_loop()
         self.whole = load()
-        self.replica = Replica(self._end, RUN, self._loaded, self.whole, self._thread, Silent(), lambda: None)
+        self.replica = Replica(self._end, RUN, self._loaded, self.whole, WorkThread(), Silent(), lambda: None)
 
     @property
     def names(self) -> list[str]:
-        """The clients whose examples are here."""
+        """Returns the clients whose examples are here."""
         return list(self.whole.items)
 
     def _loaded(self) -> Hosted:
@@ -60,11 +59,11 @@ class Site:
         return self._view()
 
     def _view(self) -> Hosted:
-        """The model, with the examples of the node's clients alone."""
+        """Returns the model, with the examples of the node's clients alone."""
         return replace(self.whole, items={name: self.whole.items[name] for name in self._mine})
 
     def exchange(self, mine: Sequence[str], state: wire.Table, body: wire.Table) -> tuple[wire.Table, wire.Table]:
-        """Take what came for a node, and do what there is to do.
+        """Takes what came for a node, and does what there is to do.
 
         Args:
             mine: the node's clients.
@@ -86,9 +85,8 @@ class Site:
 
     async def _take_part(self, body: wire.Table) -> bool:
         if self._mine[0] not in self._parts:
-            introduction = Introduction(self._end, self.replica, self._thread, Silent(), lambda error: None)
-            answers = Answers(self._end, self.replica, introduction, self._thread, Silent())
-            self._parts[self._mine[0]] = introduction, answers
+            introduction = Introduction(self.replica, lambda error: None)
+            self._parts[self._mine[0]] = introduction, Answers(self.replica, introduction)
         introduction, answers = self._parts[self._mine[0]]
         await self._end.listen(partial(hear, introduction=introduction, answers=answers))
         if not self._end.take(body):
@@ -101,7 +99,7 @@ class Site:
 
 
 def everybody(recipe: Recipe) -> list[str]:
-    """All clients of a recipe whose data lies here, in the order of their numbers.
+    """Returns all clients of a recipe whose data lies here, in the order of their numbers.
 
     Raises:
         RecipeError: nothing here says who they are.
@@ -118,12 +116,12 @@ def everybody(recipe: Recipe) -> list[str]:
 
 
 def loading(recipe: Recipe, place: Place) -> Loading:
-    """What makes a process' model and examples: the node's clients', or a simulation's all. Raises RecipeError."""
+    """Returns what makes the model and examples of a node's or a simulation's clients. Raises RecipeError."""
     return Loading(recipe, place.clients or everybody(recipe), own=place.own)
 
 
 def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = None) -> Any:
-    """Answer one message of the ServerApp.
+    """Answers one message of the ServerApp.
 
     Args:
         message: Flower's.
@@ -150,7 +148,7 @@ def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = No
 def _site(
     run: int, place: Place, recipe: Path | str, run_config: Mapping[str, Any], load: Load | None
 ) -> tuple[Site, list[str]]:
-    """This process' site for a node, and the node's clients; it is made when the node first comes."""
+    """Returns this process' site for a node, made when the node first comes, and the node's clients."""
     key = (run, place.clients, place.own)
     for other in [other for other in _SITES if other[0] != run]:
         del _SITES[other]

@@ -14,7 +14,7 @@ RUN_KEYS = ("recipe", "out", "data", "set")
 
 
 def recipe_of(recipe: Path | str, run_config: Mapping[str, Any]) -> Recipe:
-    """The app's recipe with what the run config adds.
+    """Returns the app's recipe with what the run config adds.
 
     Args:
         recipe: the app's; the run config's `recipe` goes before it.
@@ -47,13 +47,13 @@ class Place:
     partition: tuple[int, int]
 
     def mine(self, names: list[str]) -> list[str]:
-        """This node's clients among all of a simulation."""
+        """Returns this node's clients among all of a simulation."""
         number, count = self.partition
         return names[number::count]
 
 
 def place_of(node_config: Mapping[str, Any]) -> Place:
-    """A node's own configuration.
+    """Returns a node's own configuration.
 
     Raises:
         RecipeError: it does not say whose work the node does.

@@ -5,9 +5,8 @@ from typing import Any
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.flower.config import recipe_of
-from fedseed.reports.progress import Progress, Shown
+from fedseed.reports.progress import Progress, Screen, Shown
 from fedseed.reports.results import read_metrics, read_summary
-from fedseed.reports.screen import Screen
 from fedseed.runs import network
 from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import compare_recipes
@@ -18,7 +17,7 @@ OUT = "runs/flower"
 
 
 def coordinate(grid: Any, context: Any, recipe: Path | str, progress: Progress | None = None) -> RunResult:
-    """Coordinate a recipe's run over Flower's Grid.
+    """Coordinates a recipe's run over Flower's Grid.
 
     Args:
         grid: Flower's.
@@ -33,33 +32,28 @@ def coordinate(grid: Any, context: Any, recipe: Path | str, progress: Progress |
         FedseedError: what a run can fail of; the same line goes to the log.
     """
     console = Screen(force_terminal=False, soft_wrap=True)
+    shown = progress or Shown(console)
     try:
-        return _coordinate(grid, context, recipe, console, progress)
+        checked = recipe_of(recipe, context.run_config)
+        _check(checked)
+        out = Path(str(context.run_config.get("out") or OUT)).expanduser().absolute()
+        shown.note(f"files: {out}")
+        if (out / "summary.json").exists():  # no node is needed to see that
+            compare_recipes(out, checked.to_toml())
+            shown.note(f"the run in {out} is finished: nothing is changed")
+            return RunResult(read_summary(out), read_metrics(out), out)
+        transport = FlowerTransport(grid, "flower", checked.federation.deadline)
+        result = network.coordinate(checked, "flower", transport, out, progress=shown)
     except FedseedError as error:
         console.print(f"fedseed: {' '.join(str(error).split())}", highlight=False)
         raise
-
-
-def _coordinate(grid: Any, context: Any, recipe: Path | str, console: Any, progress: Progress | None) -> RunResult:
-    run_config = context.run_config
-    checked = recipe_of(recipe, run_config)
-    _check(checked)
-    out = Path(str(run_config.get("out") or OUT)).expanduser().absolute()
-    shown = progress or Shown(console)
-    shown.note(f"files: {out}")
-    if (out / "summary.json").exists():  # no node is needed to see that
-        compare_recipes(out, checked.to_toml())
-        shown.note(f"the run in {out} is finished: nothing is changed")
-        return RunResult(read_summary(out), read_metrics(out), out)
-    transport = FlowerTransport(grid, "flower", checked.federation.deadline)
-    result = network.coordinate(checked, "flower", transport, out, progress=shown)
     console.print(f"weights digest: {result.summary['weights_digest']}", highlight=False)
     console.print(f"Files: {out}", highlight=False)
     return result
 
 
 def _check(recipe: Recipe) -> None:
-    """Whether a run can be over nodes whose processes may end after each message. Raises RecipeError."""
+    """Raises RecipeError if a run can't be over nodes whose processes may end after each message."""
     if recipe.secure_sums is not None:
         raise RecipeError(
             "secure_sums: not over Flower, whose nodes keep no secrets from one message to the next; `fedseed run` and "

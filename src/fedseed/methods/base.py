@@ -1,4 +1,4 @@
-"""What a method is: five functions that a round takes, none of which needs a model.
+"""Defines what a method is: five functions that a round calls, none of which needs a model.
 
     plan       coordinator: state -> what this round asks of a client
     train      client:      plan + data -> update
@@ -7,9 +7,9 @@
     advance    everybody:   state + step -> state of the next round
 
 The object itself is the method's settings, checked and frozen; a run's memory is the state, which is a function of
-the steps alone, so that whoever holds the orbit holds the state. Payloads say by their fields how they travel
-(`fedseed.methods.payload`). How answers are combined, how a step is rounded, what a gradient becomes, what wraps
-a client or its answers: components that a method is given, not functions of its own.
+the steps alone, so that whoever holds the orbit holds the state. A payload's fields say how it is encoded
+(`fedseed.methods.payload`). How answers are combined, how a step is rounded, what a gradient becomes and what wraps
+a client or its answers is decided by components that a method is given, not by functions of its own.
 """
 
 from abc import ABC, abstractmethod
@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from fedseed.aggregation import AggregationRule
-from fedseed.aggregation.base import Part, Past, spread
-from fedseed.aggregation.weighting import Weighting
+from fedseed.aggregation.base import Part, Past, Weighting, spread
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload, State
 from fedseed.methods.summands import Summand
@@ -33,7 +32,7 @@ from fedseed.weights.layout import BlockRule, Layout
 
 
 class CatchUp(ABC):
-    """How somebody who missed rounds gets the model: which steps they need. Stores, logs and clients ask it alone."""
+    """Says which steps somebody who missed rounds needs to get the model. Stores, logs and clients ask only this."""
 
     replaces: ClassVar[bool] = False  # whether a step replaces all before it, as whole weights do
     may_drop: ClassVar[bool] = False  # whether an orbit replays without its earlier steps
@@ -126,16 +125,16 @@ class Answers(Sequence[Answer]):
 
     @property
     def updates(self) -> list[Any]:
-        """The updates alone."""
+        """Returns the updates alone."""
         return [answer.update for answer in self.answers]
 
     @property
     def weights(self) -> list[float]:
-        """c_i of each."""
+        """Returns c_i of each answer."""
         return [answer.weight for answer in self.answers]
 
     def combine(self, vectors: Part) -> NDArray[np.float64]:
-        """One vector from one of each client, by the rule: with the mean, sum_i c_i v_i in double precision.
+        """Returns what the rule makes of a vector of each client: with the mean, sum_i c_i v_i in double precision.
 
         Shorter vectors are filled up with zeros.
         """
@@ -143,7 +142,7 @@ class Answers(Sequence[Answer]):
         return outcome
 
     def combine_parts(self, parts: Iterable[Part]) -> Iterator[NDArray[np.float64]]:
-        """The same of vectors that are made of parts, such as blocks or tensors: the rule sees them as one.
+        """Yields the same, part by part, for vectors in parts, such as blocks or tensors; the rule sees them as one.
 
         Args:
             parts: the same entries of each client's vector; gone through more than once.
@@ -151,7 +150,7 @@ class Answers(Sequence[Answer]):
         return self.rule.combine_parts(_Padded(parts), self.weights, self.past)
 
     def tally(self, votes: Part) -> NDArray[np.float64]:
-        """What the rule makes of clients' votes, entry by entry; the mean counts each the same: it is their sum."""
+        """Returns what the rule makes of clients' votes, entry by entry; with the mean, their sum without weights."""
         return np.sum(votes, axis=0, dtype=np.float64) if self.rule.linear else self.combine(votes)
 
     def accumulate(
@@ -160,10 +159,19 @@ class Answers(Sequence[Answer]):
         indices: Sequence[NDArray[np.integer[Any]]],
         values: Sequence[NDArray[np.floating[Any]]],
     ) -> NDArray[np.float64]:
-        """`total` and what the rule makes of sparse vectors (`AggregationRule.accumulate`)."""
-        if self.rule.linear or not values:
-            return self.rule.accumulate(total, indices, values, self.weights)
-        return total.astype(np.float64) + self.combine(spread(len(total), indices, values))
+        """Returns `total` plus what the rule makes of sparse vectors, which are zero but for some entries.
+
+        Args:
+            total: what is added to, 1-D; it is not changed.
+            indices: where each client's entries are; an index that occurs twice counts twice.
+            values: each client's entries, as many as its indices.
+        """
+        result = total.astype(np.float64)
+        if values and not self.rule.linear:
+            return result + self.combine(spread(len(total), indices, values))
+        for where, what, weight in zip(indices, values, self.weights, strict=True):  # orbits depend on their order
+            np.add.at(result, where, weight * what.astype(np.float64))
+        return result
 
 
 class _Padded(Iterable[Part]):
@@ -199,36 +207,36 @@ class Method(BaseModel, ABC):
     weighting: Weighting = "equal"
 
     def check(self, layout: Layout) -> None:
-        """Whether the settings fit the weights that train. Raises ValueError, which names the keys."""
+        """Raises ValueError, which names the keys, if the settings do not fit the weights that train."""
 
     # -- the contract ----------------------------------------------------------------------------------------------
 
     def start(self, layout: Layout, seed: int) -> State:
-        """The state before the first round. Raises ValueError if the settings do not fit the layout."""
+        """Returns the state before the first round. Raises ValueError if the settings do not fit the layout."""
         return State(layout, seed)
 
     def plan(self, state: Any, round: Round) -> Payload:
-        """What the coordinator asks of a client: by default nothing but the round's number."""
+        """Returns what the coordinator asks of a client; by default nothing but the round's number."""
         return Nothing()
 
     @abstractmethod
     def train(self, state: Any, plan: Any, client: Client) -> Payload:
-        """What a client answers. Raises NonFiniteError if it has nothing to send."""
+        """Returns what a client answers. Raises NonFiniteError if it has nothing to send."""
 
     @abstractmethod
     def aggregate(self, state: Any, answers: Answers) -> Payload:
-        """The step that follows from a round's answers."""
+        """Returns the step that follows from a round's answers."""
 
     @abstractmethod
     def change(self, state: Any, step: Any) -> Change:
-        """What becomes of the weights; `state` is the one before the step."""
+        """Returns what becomes of the weights; `state` is the one before the step."""
 
     def advance(self, state: Any, step: Any) -> Any:
-        """The state after a step."""
+        """Returns the state after a step."""
         return state
 
     def remember(self, state: Any, answers: Answers) -> Any:
-        """The coordinator's state with what it keeps of the answers and no step carries; `aggregate` gets it."""
+        """Returns the coordinator's state with what it keeps of the answers and no step carries, for `aggregate`."""
         return state
 
     # -- what it declares ------------------------------------------------------------------------------------------
@@ -239,87 +247,89 @@ class Method(BaseModel, ABC):
 
     @property
     def catch_up(self) -> CatchUp:
-        """How somebody who missed rounds gets the model."""
+        """Returns how somebody who missed rounds gets the model."""
         return EveryStep()
 
     @property
     def from_base(self) -> bool:
-        """Whether its changes rebuild the weights from the base, which is kept then."""
+        """Returns whether its changes rebuild the weights from the base, which is then kept."""
         return False
 
     @property
     def rebuilds_often(self) -> bool:
-        """Whether weights are rebuilt from the base at every local step, not only where a round begins and ends."""
+        """Returns whether weights are rebuilt from the base at each local step, not only where rounds begin and end."""
         return False
 
     @property
     def remembers(self) -> bool:
-        """Whether a client keeps something from round to round besides the weights (`Client.recall`, `Client.keep`)."""
+        """Returns whether a client keeps more than the weights from round to round (`Client.recall`, `Client.keep`)."""
         return False
 
     @property
     def entrywise(self) -> bool:
-        """Whether messages, and what a client needs to make them, are in proportion to the model."""
+        """Returns whether messages, and what a client needs to make them, are in proportion to the model."""
         return self.catch_up.replaces
 
     @property
     def personal_plans(self) -> bool:
-        """Whether clients of one round are asked for different things."""
+        """Returns whether clients of one round are asked for different things."""
         return False
 
     @property
     def together(self) -> Literal["losses", "gradients"] | None:
-        """What several clients of one process may compute in one go: losses along common directions, gradients."""
+        """Returns what clients of one process may compute in one go: losses along common directions, or gradients."""
         return None
 
     @property
     def incomparable(self) -> str | None:
-        """Why clients' vectors can't be combined by rules other than the mean; None: they can."""
+        """Returns why clients' vectors can't be combined by rules other than the mean; None if they can."""
         return None
 
     @property
     def lasting_entries(self) -> bool:
-        """Whether an entry of clients' vectors means the same in every round; not where directions are new."""
+        """Returns whether an entry of clients' vectors means the same in every round; not so on new directions."""
         return self.catch_up.replaces
 
     @property
-    def unsummable(self) -> str | None:
-        """Why the sum of clients' vectors can't stand for all of them; None: it can (`fedseed.methods.summands`)."""
+    def needs_each(self) -> str | None:
+        """Returns why a step takes each client's update, and not their vectors' sum alone; None if the sum will do."""
         if not issubclass(self.update_type, Summand):
             return "its steps are no sums of vectors of one length, such as coefficients on shared directions"
         return self.incomparable
 
     @property
     def keeps_small_steps(self) -> bool:
-        """Whether 16-bit weights are rounded stochastically where they would lose small steps."""
+        """Returns whether 16-bit weights are rounded stochastically where they would lose small steps."""
         return False
 
     def figures(self, state: Any) -> dict[str, NDArray[Any]]:
-        """What of the state a person would like to see at the end of a run: 1-D arrays by name."""
+        """Returns what a person may want to see of the state at the end of a run: 1-D arrays by name."""
         return {}
 
     # -- messages, by the declared types ----------------------------------------------------------------------------
 
     def decode_plan(self, state: Any, data: bytes) -> Any:
-        """A plan from its payload. Raises MessageError."""
+        """Returns a plan from its payload. Raises MessageError if that is not valid."""
         return self.plan_type.decode(data, About(self, state, "plan"))
 
     def decode_update(self, state: Any, number: int, data: bytes) -> Any:
-        """An update from its payload, checked against what round `number` asked for. Raises MessageError."""
+        """Returns an update from its payload. Raises MessageError if it is not what round `number` asked for."""
         return self.update_type.decode(data, About(self, state, "update", number))
 
     def decode_step(self, state: Any, data: bytes) -> Any:
-        """A step from its payload. Raises MessageError."""
+        """Returns a step from its payload. Raises MessageError if that is not valid."""
         return self.step_type.decode(data, About(self, state, "step"))
 
 
 def with_remedy(reason: str) -> str:
-    """Why clients' vectors can't be combined, and what to set where seeds are the reason."""
+    """Returns why clients' vectors can't be combined, and what to set where seeds are the reason."""
     return reason + '; set method.seeds = "shared"' * reason.startswith("seeds")
 
 
 def misfit(method: Method, rule: AggregationRule) -> str | None:
-    """Why a rule can't combine a method's answers; None: it can."""
+    """Returns why a rule can't combine a method's answers with its weights; None if it can."""
+    if issubclass(method.update_type, Summand) and method.update_type.counted and method.weighting != "equal":
+        return f'method.weighting = "{method.weighting}": votes count the same, whoever casts them; set it to "equal"'
     said = f'aggregation.name = "{rule.name}" does not fit {method.name}'
     if rule.compares and method.incomparable is not None:
         return f"{said}: {with_remedy(method.incomparable)}"
@@ -332,7 +342,7 @@ def misfit(method: Method, rule: AggregationRule) -> str | None:
 
 
 def too_few(rule: AggregationRule, per_round: int) -> str | None:
-    """Why a rule can't do with so many clients a round; None: it can."""
+    """Returns why so many clients a round are too few for a rule; None if they are enough."""
     if problem := rule.shortage(per_round):
         return f"{problem} clients in a round (federation.per_round): take more of them, or fewer liars"
     return None

@@ -1,4 +1,15 @@
-"""Methods whose step is a sum over directions, block by block: settings, and what becomes of the sum.
+"""Coefficients on seeds' directions, block by block: what travels of them, and what becomes of the step they make.
+
+In a bit each they are signs, and one magnitude for all of a block (Vargaftik et al., "DRIVE: One-bit Distributed Mean
+Estimation", NeurIPS 2021, its Eq. for an unbiased scale): random rotations make entries alike, so that little is lost
+with their magnitudes.
+
+    q = s sign(gamma),  s = |gamma|^2 / |gamma|_1        0 counts as positive
+
+<q, gamma> = |gamma|^2, so q keeps all of gamma along itself, and |q|^2 is pi/2 |gamma|^2 for normal coefficients: what
+is lost is noise of 0.57 |gamma|^2. A bit in place of 32 allows for 32 times the directions, and the noise of a
+projection is in proportion to d / K. Directions of signs are no random rotation: the mean over them of what comes back
+is the change itself only where it has many entries. Of one with three entries it is off by 0.5 to 0.7 |Delta|.
 
 D is the change that the round's coefficients make up, block by block D_l. `fedseed.optimizers` has the rules.
 
@@ -15,27 +26,175 @@ of blocks are L numbers that no message carries. An entry's own D^2 is mostly no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from math import fsum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, model_validator
 
+from fedseed.errors import MessageError
 from fedseed.methods.base import Method
-from fedseed.methods.coefficients import BitCoefficients, BitStep, Coefficients, CoefficientStep, one_bit
-from fedseed.methods.payload import State
+from fedseed.methods.payload import (
+    About,
+    Codec,
+    Content,
+    Floats,
+    Many,
+    Payload,
+    Ragged,
+    Reader,
+    Scalar,
+    State,
+    check_bits,
+)  # fmt: skip
+from fedseed.methods.summands import Summand, Vector, filled, moved
 from fedseed.optimizers.rules import Rule, Squares, square
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
-from fedseed.randomness.matrices import Matrices
-from fedseed.weights.change import Add, Change, Floats, Optimize, Rounding, Term
-from fedseed.weights.layout import Layout
+from fedseed.weights.change import Add, Change, Optimize, Rounding, Term
 
-EXACT_LIMIT = 512  # K_l^2 inner products of length d_l and K_l^2 numbers of memory are needed
-GRAM_PIECE = 1 << 17  # elements of each direction held at a time
+
+@dataclass(frozen=True)
+class Coefficients(Summand):
+    """One seed, and for each block the coefficients on its directions 0, 1, ...
+
+    As an update: a client's projected change. In bytes: 8 for the seed, 4 per block for the counts, 4 per coefficient.
+    """
+
+    seed: Annotated[int, Scalar("u8")]
+    gammas: Annotated[tuple[Floats, ...], Ragged("most")]
+
+    def check(self, about: About) -> None:
+        if about.kind == "update" and about.lookup("shared"):
+            planned = about.lookup("round_seed")(about.state, about.round)
+            if self.seed != planned:
+                raise MessageError(f"seed {self.seed}: the round's seed is {planned}")
+
+    def size(self, about: About) -> float:
+        return moved(about.method.directions_of(0), about.state.layout, [self.gammas])
+
+    def times(self, weight: float) -> "Coefficients":
+        """c gamma, in double precision and rounded once."""
+        return replace(self, gammas=tuple((weight * g.astype(np.float64)).astype(np.float32) for g in self.gammas))
+
+    @classmethod
+    def words(cls, about: About) -> int:
+        return sum(summed_counts(about))
+
+    def vector(self, about: About) -> Vector:
+        """Block by block; each as long as any client's can be."""
+        pairs = zip(self.gammas, summed_counts(about), strict=True)
+        return np.concatenate([filled(gamma.astype(np.float64), count) for gamma, count in pairs])
+
+    @classmethod
+    def of(cls, vector: Vector, about: About) -> "Coefficients":
+        """With the round's seed; blocks without the zeros at their ends where a change decides how long they are."""
+        blocks = np.split(vector, np.cumsum(summed_counts(about))[:-1])
+        if decided_by_change(about):
+            blocks = [block[: np.flatnonzero(block).max(initial=0) + 1] for block in blocks]
+        return cls(about.lookup("round_seed")(about.state, about.round), tuple(blocks))  # type: ignore[arg-type]  # doubles
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> "Coefficients":
+        blocks = np.split(vector.astype(np.float32), np.cumsum(summed_counts(about))[:-1])
+        kept = [max(len(g), np.flatnonzero(b).max(initial=0) + 1) for g, b in zip(self.gammas, blocks, strict=True)]
+        return replace(self, gammas=tuple(block[:k] for block, k in zip(blocks, kept, strict=True)))
+
+    numbers = Payload.numbers
+
+    def with_numbers(self, numbers: NDArray[Any], about: About) -> "Coefficients":
+        return self.with_vector(numbers, about)
+
+
+def summed_counts(about: About) -> list[int]:
+    """How many coefficients of each block are summed: what is allocated, or all there can be if a change decides."""
+    if decided_by_change(about):
+        return [about.lookup("most")] * about.state.blocks
+    return [int(count) for count in about.lookup("allocate")(about.state)]
+
+
+def decided_by_change(about: About) -> bool:
+    """Whether a client's change decides how many coefficients a block gets."""
+    return about.lookup("allocation") in ("norm", "sqrt")
+
+
+@dataclass(frozen=True)
+class CoefficientStep(Payload):
+    """What a round adds: with shared seeds one sum, otherwise one part per client, weights c_i multiplied in."""
+
+    parts: Annotated[tuple[Coefficients, ...], Many(Coefficients)]
+
+    def check(self, about: About) -> None:
+        if about.lookup("shared") and len(self.parts) > 1:
+            raise MessageError(f"{len(self.parts)} parts in a step whose clients share a seed")
+
+    def size(self, about: About) -> float:
+        return moved(about.method.directions_of(0), about.state.layout, [part.gammas for part in self.parts])
+
+
+# -- in a bit each -----------------------------------------------------------------------------------------------
+
+
+def magnitude(gamma: Floats) -> np.float32:
+    """s of a block's coefficients, shape (K_l,); 0 if they all are. That of signs times s is s, to the last bit."""
+    doubles = np.abs(gamma.astype(np.float64))
+    largest = doubles.max(initial=0.0)
+    if largest == 0:
+        return np.float32(0)
+    doubles /= largest
+    return np.float32(largest * (np.square(doubles).sum() / doubles.sum()))
+
+
+def one_bit(gamma: Floats) -> Floats:
+    """q of a block's coefficients, shape (K_l,)."""
+    s = magnitude(gamma)
+    return np.where(gamma >= 0, s, -s)
+
+
+class RaggedBits(Ragged):
+    """A tuple of arrays as `one_bit` makes them: all lengths (u32), all magnitudes (f32), then a bit for each element.
+
+    The blocks' bits follow one another without a gap: 1 for positive, lowest first, zeros behind the last.
+    """
+
+    def held(self, value: Any, size: int) -> Content:
+        return Content(scalars=len(value), bits=sum(map(len, value)))
+
+    def write(self, value: Any) -> bytes:
+        lengths = np.array([len(part) for part in value]).astype("<u4")
+        scales = np.array([magnitude(part) for part in value]).astype("<f4")
+        bits = np.packbits(np.concatenate(value) >= 0, bitorder="little")
+        return lengths.tobytes() + scales.tobytes() + bits.tobytes()
+
+    def read(self, reader: Reader, about: About, rest: Sequence[Codec]) -> tuple[Floats, ...]:
+        lengths = self.lengths(reader, about)
+        scales = reader.array("f4", len(lengths))
+        if (scales < 0).any():
+            raise MessageError(f"the magnitude of block {int(np.argmax(scales < 0))} is negative")
+        total = sum(lengths)
+        data = reader.take(-(-total // 8))
+        check_bits(data, total, "coefficients")
+        bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=total, bitorder="little") > 0
+        blocks = np.split(bits, np.cumsum(lengths)[:-1])
+        return tuple(np.where(block, s, -s) for block, s in zip(blocks, scales, strict=True))
+
+
+@dataclass(frozen=True)
+class BitCoefficients(Coefficients):
+    """The same in a bit each. In bytes: 8 for the seed, 8 per block, 1/8 per coefficient."""
+
+    gammas: Annotated[tuple[Floats, ...], RaggedBits("most")]
+
+
+@dataclass(frozen=True)
+class BitStep(CoefficientStep):
+    """A round's step in a bit a coefficient."""
+
+    parts: Annotated[tuple[BitCoefficients, ...], Many(BitCoefficients)]
+
+
+# -- the step ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -54,7 +213,7 @@ class Blockwise(Method):
             for any number of directions (benchmarks/README.md).
         basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
         scalars: a coefficient in 4 bytes ("float32", as published) or in a "bit": its sign, and one magnitude for all
-            of a block, up and down (`fedseed.methods.coefficients`).
+            of a block, up and down (`fedseed.methods.blockwise`).
         global_rate: eta_g, the rate of the step that the answers make.
         server: what it is given to: "average" (as published), "momentum", "nesterov" or "adam" (4 or 8 bytes of
             memory per parameter, of everybody who holds the model; a replay restores its averages).
@@ -110,7 +269,7 @@ class Blockwise(Method):
         return BitStep if self.scalars == "bit" else CoefficientStep
 
     @property
-    def unsummable(self) -> str | None:
+    def needs_each(self) -> str | None:
         return 'scalars = "bit": each client has a magnitude of its own' if self.scalars == "bit" else self.incomparable
 
     def squares_after(self, state: BlockState, step: CoefficientStep) -> Squares:
@@ -137,46 +296,3 @@ class Blockwise(Method):
             return Add(terms, -self.global_rate, rounding)
         betas = self.server_beta1, self.server_beta2
         return Optimize(terms, Rule(self.server, self.global_rate, *betas, self.server_eps, False), rounding)
-
-
-def least_squares(layout: Layout, basis: Basis, products: Sequence[Floats]) -> list[Floats]:
-    """(V^T V)^-1 V^T Delta of each block, in double precision.
-
-    Args:
-        layout: the blocks.
-        basis: the directions.
-        products: V^T Delta of each block.
-
-    Raises:
-        ValueError: more than EXACT_LIMIT directions.
-    """
-    blocks = enumerate(pairwise(layout.boundaries))
-    return [_least_squares(basis, block, products[block], a, b, layout.matrices) for block, (a, b) in blocks]
-
-
-def _least_squares(
-    basis: Basis, block: int, products: Floats, start: int, stop: int, matrices: Matrices | None
-) -> Floats:
-    """gamma = (V^T V)^-1 V^T Delta, in double precision.
-
-    Args:
-        basis: the directions.
-        block: the block's number, for errors.
-        products: V^T Delta, shape (K_l,).
-        start: where the block begins in the parameter vector.
-        stop: where it ends.
-        matrices: where the vector's matrices lie.
-
-    Raises:
-        ValueError: more than EXACT_LIMIT directions.
-    """
-    count = len(products)
-    if count > EXACT_LIMIT:
-        raise ValueError(f"exact: {count} directions in block {block}; at most {EXACT_LIMIT} are possible")
-    gram = np.zeros((count, count))
-    for a in range(start, stop, GRAM_PIECE):
-        b = min(a + GRAM_PIECE, stop)
-        v = np.stack([basis.direction(k, a, b, stop - start, matrices) for k in range(count)]).astype(np.float64)
-        gram += v @ v.T
-    solution: NDArray[np.floating] = np.linalg.lstsq(gram, products.astype(np.float64), rcond=None)[0]
-    return solution.astype(np.float32)

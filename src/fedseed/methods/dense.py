@@ -12,10 +12,10 @@ Algorithm 2 (FedAdam; its averages are not bias-corrected). `fedseed.optimizers`
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import repeat
-from typing import Annotated, Any, Literal, Self
+from math import sqrt
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from pydantic import Field, PositiveFloat
 from fedseed.aggregation.base import Parts
 from fedseed.methods.base import Answers, CatchUp, Method, NewestStep
 from fedseed.methods.payload import About, Floats, Payload, State, Tensors, from_floats, to_floats
-from fedseed.methods.summands import distance
+from fedseed.methods.summands import SMALLEST_MOVE
 from fedseed.optimizers.rules import Moments, Rule
 from fedseed.randomness import Domain, derive, kernels
 from fedseed.weights.change import NOTHING, Change, Replace, Rounding
@@ -32,7 +32,53 @@ from fedseed.weights.layout import ITEM_BYTES, Layout
 from fedseed.weights.rounding import stochastic
 
 COORDINATOR = 0xFFFFFFFF  # no client's number: whose numbers an average is rounded by
-_PIECE = 1 << 20
+PIECE = 1 << 20  # entries that are worked on at a time, however large a tensor is
+
+
+class Piece(NamedTuple):
+    """Some entries of one tensor: from `start` to `stop` in the parameter vector, `where` in the tensors' bytes."""
+
+    dtype: str
+    start: int
+    stop: int
+    where: slice
+
+
+def cut(layout: Layout) -> Iterator[Piece]:
+    """All tensors, piece by piece."""
+    start = position = 0
+    for entry in layout.tensors:
+        end, width = start + entry.size, ITEM_BYTES[entry.dtype]
+        for lo in range(start, end, PIECE):
+            hi = min(end, lo + PIECE)
+            yield Piece(entry.dtype, lo, hi, slice(position, position := position + (hi - lo) * width))
+        start = end
+
+
+def pieces(layout: Layout, data: bytes, before: "Weights | None" = None) -> Iterator[NDArray[np.float64]]:
+    """Tensors from their bytes, piece by piece, in double precision, less others before."""
+    for at in cut(layout):
+        values = to_floats(data[at.where], at.dtype).astype(np.float64)
+        yield values if before is None else values - to_floats(before.data[at.where], at.dtype)
+
+
+def flat(layout: Layout, data: bytes, before: "Weights | None" = None) -> Floats:
+    """Tensors as one vector, length d, less others before; None: they are not weights, or none are known."""
+    return np.concatenate(list(pieces(layout, data, before))).astype(np.float32)
+
+
+def unflat(layout: Layout, vector: NDArray[Any], before: "Weights | None" = None) -> bytes:
+    """The inverse of `flat`, rounded to each tensor's dtype."""
+    parts: Iterator[NDArray[np.float64]] = (vector[at.start : at.stop].astype(np.float64) for at in cut(layout))
+    if before is not None:
+        parts = map(np.add, parts, pieces(layout, before.data))
+    return rounded(layout, parts).data
+
+
+def root_mean_square(layout: Layout, data: bytes, before: "Weights | None", least: float) -> float:
+    """That of all entries less those before; `least`: what the sum of squares is at least."""
+    squares = sum(float(np.square(part).sum()) for part in pieces(layout, data, before))
+    return sqrt(max(least, squares) / layout.size)
 
 
 class WholeWeights(Payload):
@@ -41,8 +87,10 @@ class WholeWeights(Payload):
     data: Any
 
     def size(self, about: About) -> float:
-        held = about.lookup("weights")
-        return distance(about.state.layout, self.data, None if held is None else held.data)
+        before = about.lookup("weights")
+        if not self.data or before is None:
+            return 0.0
+        return max(SMALLEST_MOVE, root_mean_square(about.state.layout, self.data, before, 0.0))
 
     def vector(self, about: About) -> Floats:
         return flat(about.state.layout, self.data, about.lookup("weights"))
@@ -56,33 +104,6 @@ class Weights(WholeWeights):
     """All trainable tensors in order, in their own dtypes; no bytes: unchanged (nobody answered)."""
 
     data: Annotated[bytes, Tensors()]
-
-
-def tensors(layout: Layout, data: bytes) -> Iterator[NDArray[np.float64]]:
-    """Tensors from their bytes, one by one, flat, in double precision."""
-    position = 0
-    for entry in layout.tensors:
-        size = entry.size * ITEM_BYTES[entry.dtype]
-        yield to_floats(data[position : position + size], entry.dtype).astype(np.float64)
-        position += size
-
-
-def flat(layout: Layout, data: bytes, before: Weights | None = None) -> Floats:
-    """Tensors as one vector, length d, less others before; None: they are not weights, or none are known."""
-    parts = list(tensors(layout, data))
-    if before is not None:
-        parts = [part - other for part, other in zip(parts, tensors(layout, before.data), strict=True)]
-    return np.concatenate(parts).astype(np.float32)
-
-
-def unflat(layout: Layout, vector: NDArray[Any], before: Weights | None = None) -> bytes:
-    """The inverse of `flat`, rounded to each tensor's dtype."""
-    ends = np.cumsum([entry.size for entry in layout.tensors])[:-1]
-    parts = [part.astype(np.float64) for part in np.split(vector, ends)]
-    if before is not None:
-        parts = [part + other for part, other in zip(parts, tensors(layout, before.data), strict=True)]
-    values = zip(parts, layout.tensors, strict=True)
-    return b"".join(from_floats(part.astype(np.float32), entry.dtype) for part, entry in values)
 
 
 def _nothing() -> Floats:
@@ -112,14 +133,10 @@ class DenseState(State):
             raise ValueError("the server optimiser's averages do not fit the model")
         return replace(self, first=first, second=second)
 
-    def tensors(self, data: bytes) -> Iterator[NDArray[np.float64]]:
-        """Tensors from their bytes, one by one, flat, in double precision."""
-        return tensors(self.layout, data)
-
     def combine(
         self, answers: Answers, data: Callable[[Any], bytes], of_moves: bool = False
     ) -> Iterator[NDArray[np.float64]]:
-        """What the rule makes of one vector from each client, tensor by tensor.
+        """What the rule makes of one vector from each client, piece by piece.
 
         Args:
             answers: the round's answers.
@@ -127,38 +144,19 @@ class DenseState(State):
             of_moves: they are weights; rules that look at lengths see how far each client has moved from the weights
                 before, where these are known.
         """
-        origin = self.weights.data if of_moves and answers.rule.geometric and self.weights is not None else None
-        parts = Parts(lambda: self._pieces([data(update) for update in answers.updates], origin))
-        combined = answers.combine_parts(parts)
-        starts: Iterator[NDArray[Any] | None] = repeat(None)
-        if origin is not None:
-            starts = (before for (before,) in self._pieces([origin], None))
-        for entry in self.layout.tensors:
-            pieces = []
-            for _ in _cuts(entry.size):
-                piece, before = next(combined), next(starts)
-                pieces.append(piece if before is None else piece + before)
-            yield pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        sent = [data(update) for update in answers.updates]
+        origin = self.weights if of_moves and answers.rule.geometric else None
 
-    def _pieces(self, data: Sequence[bytes], origin: bytes | None) -> Iterator[list[NDArray[Any]]]:
-        """The same entries of several vectors' tensors, less the origin's, a piece of a tensor at a time."""
-        position = 0
-        for entry in self.layout.tensors:
-            width = ITEM_BYTES[entry.dtype]
-            for lo, hi in _cuts(entry.size):
-                where = slice(position + lo * width, position + hi * width)
-                piece: list[NDArray[Any]] = [to_floats(one[where], entry.dtype) for one in data]
+        def parts() -> Iterator[list[NDArray[Any]]]:
+            for at in cut(self.layout):
+                part: list[NDArray[Any]] = [to_floats(one[at.where], at.dtype) for one in sent]
                 if origin is not None:
-                    before = to_floats(origin[where], entry.dtype).astype(np.float64)
-                    piece = [one - before for one in piece]
-                yield piece
-            position += entry.size * width
+                    before = to_floats(origin.data[at.where], at.dtype).astype(np.float64)
+                    part = [one - before for one in part]
+                yield part
 
-
-def _cuts(size: int) -> Iterator[tuple[int, int]]:
-    """From where to where the pieces of a tensor go; one that has no entries has an empty one."""
-    for lo in range(0, max(size, 1), _PIECE):
-        yield lo, min(lo + _PIECE, size)
+        combined = answers.combine_parts(Parts(parts))
+        return combined if origin is None else map(np.add, combined, pieces(self.layout, origin.data))
 
 
 class Dense(Method):
@@ -186,7 +184,7 @@ class Dense(Method):
 
     @abstractmethod
     def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
-        """D, tensor by tensor, flat, in double precision."""
+        """D, piece by piece, in double precision."""
 
     @property
     def catch_up(self) -> CatchUp:
@@ -218,8 +216,10 @@ class Dense(Method):
         """w + eta_g times what the server's optimiser makes of D; rounded once to each tensor's dtype."""
         if not answers:
             return Weights(b"")
-        wanted = self.wanted(state, answers) if self.server == "average" else self._optimized(state)
-        rate = self.server_rate(answers.round)
+        wanted, rate = self.wanted(state, answers), self.server_rate(answers.round)
+        if self.server != "average":
+            moments, double = self._moments(state), np.dtype(np.float64)
+            wanted = (moments.descent(slice(at.start, at.stop), double) for at in cut(state.layout))
         after = (w + rate * change for w, change in zip(known(state), wanted, strict=True))
         return rounded(state.layout, after, self.rounding_of(state, answers))
 
@@ -229,11 +229,6 @@ class Dense(Method):
             return None
         return derive(state.seed, Domain.ROUNDING, answers.round, COORDINATOR), 0
 
-    def _optimized(self, state: Any) -> Iterator[NDArray[np.float64]]:
-        moments, at = self._moments(state), 0
-        for entry in state.layout.tensors:
-            yield moments.descent(slice(at, at := at + entry.size), np.dtype(np.float64))
-
     def change(self, state: Any, step: Any) -> Change:
         return Replace(step.data) if step.data else NOTHING
 
@@ -242,34 +237,26 @@ class Dense(Method):
 
 
 def known(state: DenseState) -> Iterator[NDArray[np.float64]]:
-    """The coordinator's copy of the weights, tensor by tensor, in double precision."""
+    """The coordinator's copy of the weights, piece by piece, in double precision."""
     if state.weights is None:
         raise ValueError("a server optimiser, or a rate other than 1, needs the base's weights at the coordinator")
-    return state.tensors(state.weights.data)
+    return pieces(state.layout, state.weights.data)
 
 
-def rounded(layout: Layout, tensors: Iterator[NDArray[np.float64]], rounding: Rounding | None = None) -> Weights:
+def rounded(layout: Layout, parts: Iterable[NDArray[np.float64]], rounding: Rounding | None = None) -> Weights:
     """Tensors as they travel: rounded to single precision, then to each tensor's dtype.
 
     Args:
         layout: the tensors.
-        tensors: their values, flat.
+        parts: their values, piece by piece.
         rounding: round stochastically to 16-bit dtypes, by these numbers of the shared stream; None: to nearest.
     """
-    parts, start = [], 0
-    for entry, tensor in zip(layout.tensors, tensors, strict=True):
-        values = tensor.astype(np.float32)
-        if rounding is not None and entry.dtype != "float32":
-            _round_stochastically(values, entry.dtype, rounding, start)
-        parts.append(from_floats(values, entry.dtype))
-        start += entry.size
-    return Weights(b"".join(parts))
-
-
-def _round_stochastically(values: Floats, dtype: str, rounding: Rounding, start: int) -> None:
-    """In place, a piece at a time; `start` is the first element's index in the parameter vector."""
-    words_of, (seed, step) = kernels.current().element_words, rounding
-    for lo in range(0, len(values), _PIECE):
-        piece = values[lo : lo + _PIECE]
-        words = words_of(seed, Domain.ROUNDING, step, start + lo, start + lo + len(piece))
-        piece[:] = stochastic(piece, words, dtype)
+    data = []
+    for at, part in zip(cut(layout), parts, strict=True):
+        values = part.astype(np.float32)
+        if rounding is not None and at.dtype != "float32":
+            seed, step = rounding
+            words = kernels.current().element_words(seed, Domain.ROUNDING, step, at.start, at.stop)
+            values = stochastic(values, words, at.dtype)
+        data.append(from_floats(values, at.dtype))
+    return Weights(b"".join(data))

@@ -46,7 +46,7 @@ class Averaged(Dense):
         return self.global_rate
 
     def average(self, state: DenseState, answers: Answers) -> Iterator[NDArray[np.float64]]:
-        """sum_i c_i w_i, tensor by tensor, in double precision."""
+        """sum_i c_i w_i, piece by piece, in double precision."""
         return state.combine(answers, lambda update: update.data, of_moves=True)
 
     def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:

@@ -24,8 +24,8 @@ from fedseed.errors import MessageError
 from fedseed.methods.base import Answers, NextPlan, Round
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Payload, Scalar, State
-from fedseed.methods.population import Population
 from fedseed.methods.summands import Scalars
+from fedseed.methods.zeroth import Population
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.randomness.stream import draws
 from fedseed.weights.change import Change, Rebuild, Term
@@ -211,8 +211,8 @@ class FedKSeed(Population):
         return True
 
     @property
-    def unsummable(self) -> str | None:
-        return "importance = true needs every single pair, not their sum" if self.importance else super().unsummable
+    def needs_each(self) -> str | None:
+        return "importance = true needs every single pair, not their sum" if self.importance else super().needs_each
 
     def figures(self, state: FedKSeedState) -> dict[str, NDArray[Any]]:
         return {"probabilities": probabilities(state.step)} if self.importance else {}

@@ -5,7 +5,7 @@ Ling, Chen, Yao, Li, Shen: "On the Convergence of Zeroth-Order Federated Tuning 
 
     rho_t = [l(w_i + mu z_t; x) - l(w_i - mu z_t; x)] / 2 mu,  w_i <- w_i - eta_i rho_t z_t    H times, from w
     w     <- sum_i c_i w_i                                                  c_i = 1/N in Eq. 1, the default
-    eta_i  = eta_0 (1 + alpha Phi_i)                                        Eq. 15 (`fedseed.methods.personal`)
+    eta_i  = eta_0 (1 + alpha Phi_i)                                        Eq. 15 (`fedseed.methods.traces`)
 
 The round can travel as tensors (the weights w_i, as published; FedAvg's average takes it from there) or as pairs: the
 direction's seed, which the run's seed, the round and the client's number decide, and the scalar eta_i rho_t, which is
@@ -22,9 +22,8 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 from fedseed.methods.base import Answers, EveryStep, NewestStep
 from fedseed.methods.client import Client
 from fedseed.methods.dense import Weights
-from fedseed.methods.personal import PersonalRates
-from fedseed.methods.population import Population
-from fedseed.methods.traces import Branches, Tensored, Trace
+from fedseed.methods.traces import Branches, PersonalRates, Tensored, Trace
+from fedseed.methods.zeroth import Population
 from fedseed.weights.change import Add, Change, Term
 
 

@@ -23,9 +23,8 @@ from pydantic import PositiveFloat, PositiveInt
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
-from fedseed.methods.dense import Dense, DenseState, flat, unflat
+from fedseed.methods.dense import Dense, DenseState, flat, root_mean_square, unflat
 from fedseed.methods.payload import About, Floats, Nothing, Payload, Scalar, Tensors
-from fedseed.methods.summands import gradient_size
 from fedseed.optimizers.schedule import Schedule, factor_of
 
 
@@ -48,7 +47,7 @@ class Gradient(Payload):
             raise MessageError("a gradient of a loss with no terms")
 
     def size(self, about: About) -> float:
-        return gradient_size(about.state.layout, self.data)
+        return root_mean_square(about.state.layout, self.data, None, least=1.0)
 
     def vector(self, about: About) -> Floats:
         return flat(about.state.layout, self.data)

@@ -16,7 +16,7 @@ from fedseed.methods.client import Client
 from fedseed.methods.dense import DenseState, Weights
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing
-from fedseed.methods.population import Population, shares
+from fedseed.methods.zeroth import Population, shares
 from fedseed.weights.change import Term
 
 

@@ -17,16 +17,29 @@ from abc import abstractmethod
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
-from fedseed.aggregation.weighting import Weighting
+from fedseed.aggregation.base import Weighting
 from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Method
 from fedseed.methods.client import Client
-from fedseed.methods.payload import Floats, Nothing, Payload
+from fedseed.methods.payload import Floats, Nothing, Payload, from_floats, to_floats
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Patch
 from fedseed.weights.layout import Layout
+
+CHUNK = 4096  # entries of a vector that are compressed together; its last chunk may be shorter
+
+
+def chunks_of(size: int) -> int:
+    """Chunks of a vector of `size` entries."""
+    return -(-size // CHUNK)
+
+
+def halved(values: NDArray[Any]) -> Floats:
+    """Numbers as they are after they have travelled as bfloat16."""
+    return to_floats(from_floats(values.astype(np.float32), "bfloat16"), "bfloat16")
 
 
 class Feedback(Method):

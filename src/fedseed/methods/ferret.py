@@ -6,28 +6,40 @@ Shu, Hu, Ng, Low, Yu: "Ferret: Federated Full-Parameter Tuning at Scale for Larg
     gamma_l = (rho_l K_l)^-1 V_l^T Delta_l             Eqs. 6 and 8
     w      <- w - eta_g sum_i c_i sum_l V_l gamma_l    Eq. 7 and Algorithm 1, line 6
 
+K_l, how many directions each block gets (`allocation`):
+
+    norm      K_l = max(2, floor(K |Delta_l| / max |Delta|))    as in the paper's experiments
+    sqrt      K_l in proportion to sqrt(|Delta_l| / rho_l)      Prop. 2
+    previous  as sqrt, with |Delta_l| estimated from the last step, which everybody knows, so that all clients agree
+    uniform, size
+
 The paper prints K for K_l in the first half of Eq. 8; Eq. 7 and Theorem 1 (an unbiased reconstruction) need K_l.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
 from fedseed.errors import NonFiniteError
-from fedseed.methods.allocation import Allocation, allocate
 from fedseed.methods.base import Answers, Round
-from fedseed.methods.blockwise import BlockState, Blockwise, least_squares
+from fedseed.methods.blockwise import BlockState, Blockwise, Coefficients, CoefficientStep
 from fedseed.methods.client import Client
-from fedseed.methods.coefficients import Coefficients, CoefficientStep
 from fedseed.methods.payload import Payload, Scalar
+from fedseed.randomness import Basis
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
 
-Gammas = list[NDArray[np.float32]]  # of each block
+Counts = NDArray[np.int64]
+Gammas = Sequence[NDArray[np.float32]]  # of each block
+Allocation = Literal["norm", "sqrt", "uniform", "size", "previous"]
+EXACT_LIMIT = 512  # K_l^2 inner products of length d_l and K_l^2 numbers of memory are needed
+GRAM_PIECE = 1 << 17  # elements of each direction held at a time
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class Ferret(Blockwise):
 
     Args (besides those of `Method` and `Blockwise`):
         blocks: "one", "tensor", "packed" (published) or a number.
-        allocation: K_l per block (`fedseed.methods.allocation`); "norm" is published.
+        allocation: how many directions K_l each block gets (`fedseed.methods.ferret`); "norm" is published.
         seeds: "per-client" (published; the step carries every client's seed and coefficients), "shared" (one a round)
             or "fixed": one for all rounds, so that the weights move in the span of its directions only.
         exact: coefficients by least squares (Eq. 5) instead of Eq. 6; at most 512 directions a block.
@@ -117,19 +129,32 @@ class Ferret(Blockwise):
             raise NonFiniteError("a coefficient is not finite: the local update overflowed")
         return self.sent(seed, gammas)
 
-    def scaled(self, state: FerretState, basis: Any, products: Gammas) -> Gammas:
+    def scaled(self, state: FerretState, basis: Basis, products: Gammas) -> Gammas:
         """gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
         if self.exact:
             return least_squares(state.layout, basis, products)
         pairs = zip(products, state.layout.block_sizes, strict=True)
         return [(p.astype(np.float64) / (basis.variance(size) * len(p))).astype(np.float32) for p, size in pairs]
 
-    def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> NDArray[np.int64]:
-        """K_l for each block; `norms`: |Delta_l| of the client's update."""
-        sizes, basis = state.layout.block_sizes, self.directions_of(0)
+    def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> Counts:
+        """K_l for each block, in proportion to the sizes where what the rule looks at is not known.
+
+        Args:
+            state: the one before the round.
+            norms: |Delta_l| of the client's update, for "norm" and "sqrt".
+        """
+        sizes, basis, total = state.layout.block_sizes, self.directions_of(0), self.directions
         rho = np.array([basis.variance(size) for size in sizes])
-        last = None if state.previous is None else [part.gammas for part in state.previous.parts]
-        return allocate(self.allocation, self.directions, sizes, rho, norms, last)
+        if self.allocation == "norm" and norms is not None:  # K is the count of the block with the largest update
+            largest = norms.max()
+            relative = norms / largest if largest > 0 else np.zeros_like(norms)
+            return np.maximum(2, np.floor(total * relative)).astype(np.int64)
+        if self.allocation == "previous":
+            last = state.previous
+            norms = None if last is None else estimated_norms([part.gammas for part in last.parts], rho)
+        if self.allocation in ("sqrt", "previous") and norms is not None:
+            return proportional(total, np.sqrt(norms / rho))  # Prop. 2
+        return proportional(total, np.ones(len(sizes)) if self.allocation == "uniform" else np.array(sizes, float))
 
     def aggregate(self, state: FerretState, answers: Answers) -> CoefficientStep:
         """Multiply in the weights c_i; with a shared seed combine the coefficients, missing ones counting as zero."""
@@ -176,3 +201,57 @@ class Ferret(Blockwise):
     @property
     def lasting_entries(self) -> bool:
         return self.seeds == "fixed"
+
+
+def estimated_norms(parts: Sequence[Gammas], rho: NDArray[np.floating]) -> NDArray[np.floating]:
+    """|Delta_l| of a step from the coefficients of its parts: E |gamma_l|^2 = |Delta_l|^2 / (rho_l K_l) for each."""
+    squares = [[rho_l * len(g) * float(np.dot(g, g)) for rho_l, g in zip(rho, gammas, strict=True)] for gammas in parts]
+    return np.sqrt(np.sum(squares, axis=0))
+
+
+def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
+    """Whole numbers that add up to `total`, at least 1 each, otherwise in proportion to the shares.
+
+    A block whose quota is below 1 gets 1, and the others divide the rest; what rounding down leaves goes to the
+    largest remainders (ties: the first block).
+    """
+    blocks = len(shares)
+    if total < blocks:
+        raise ValueError(f"{total} directions for {blocks} blocks: at least one each is needed")
+    if not (np.isfinite(shares).all() and shares.sum() > 0):
+        shares = np.ones(blocks)
+    quotas = np.ones(blocks)
+    large = np.ones(blocks, dtype=bool)
+    while large.any():
+        left = total - (blocks - int(large.sum()))
+        weight = shares[large].sum()
+        quotas[large] = left * (shares[large] / weight)
+        small = large & (quotas < 1)
+        if not small.any():
+            break
+        quotas[small] = 1
+        large &= ~small
+    counts = np.floor(quotas).astype(np.int64)
+    missing = total - int(counts.sum())
+    counts[np.argsort(-(quotas - counts), kind="stable")[:missing]] += 1
+    return counts
+
+
+def least_squares(layout: Layout, basis: Basis, products: Gammas) -> list[NDArray[np.float32]]:
+    """(V^T V)^-1 V^T Delta of each block, in double precision (Eq. 5), from V^T Delta.
+
+    Raises:
+        ValueError: more than EXACT_LIMIT directions.
+    """
+    found = []
+    for block, (product, (start, stop)) in enumerate(zip(products, pairwise(layout.boundaries), strict=True)):
+        count = len(product)
+        if count > EXACT_LIMIT:
+            raise ValueError(f"exact: {count} directions in block {block}; at most {EXACT_LIMIT} are possible")
+        gram = np.zeros((count, count))
+        for a in range(start, stop, GRAM_PIECE):
+            b = min(a + GRAM_PIECE, stop)
+            v = np.stack([basis.direction(k, a, b, stop - start, layout.matrices) for k in range(count)])
+            gram += v.astype(np.float64) @ v.astype(np.float64).T
+        found.append(np.linalg.lstsq(gram, product.astype(np.float64), rcond=None)[0].astype(np.float32))
+    return found

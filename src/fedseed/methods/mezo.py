@@ -19,9 +19,9 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.payload import Array, Nothing
-from fedseed.methods.population import Population, shares
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.summands import Measured
+from fedseed.methods.zeroth import Population, shares
 from fedseed.weights.change import Change, Floats
 
 

@@ -13,7 +13,7 @@ share what is left. Reading never goes past the end, and never yields a number t
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,30 @@ class About:
         return getattr(self.method, name, getattr(self.state, name, None))
 
 
+class Content(NamedTuple):
+    """How much travels: bytes, and the numbers that papers count (Ferret, Appendix C.2), whatever bytes each takes.
+
+    Args:
+        bytes: of the payload.
+        scalars: coefficients, projections, losses, weights, whatever their precision.
+        integers: seeds, indices, and what is counted. Lengths, which only say how to read the rest, are not.
+        bits: votes.
+    """
+
+    bytes: int = 0
+    scalars: int = 0
+    integers: int = 0
+    bits: int = 0
+
+
+NUMBERS = ("scalars", "integers", "bits")
+
+
+def total(parts: Iterable[Content]) -> Content:
+    """All of them together."""
+    return Content(*map(sum, zip(*parts, strict=True)))
+
+
 class Payload:
     """The content of a plan, an update or a step: a frozen dataclass of annotated fields."""
 
@@ -92,10 +116,16 @@ class Payload:
         """The exact payload bytes."""
         return b"".join(codec.write(getattr(self, name)) for name, codec in codecs(type(self)))
 
-    def held(self, size: int) -> tuple[int, int, int]:
-        """How many scalars, integers and bits it holds, of a model with so many parameters."""
+    def content(self, size: int, data: bytes = b"") -> Content:
+        """Returns what it holds, counted by the fields that it declares.
+
+        Args:
+            size: d, the number of parameters, which is what a payload of whole tensors holds.
+            data: the payload's bytes.
+        """
         values = ((codec, getattr(self, name)) for name, codec in codecs(type(self)))
-        return added(codec.held(value, size) for codec, value in values if value is not None)
+        held = total(codec.held(value, size) for codec, value in values if value is not None)
+        return Content(len(data), *held[1:])
 
     @classmethod
     def decode(cls, data: bytes, about: About) -> Self:
@@ -177,10 +207,10 @@ class Codec(ABC):
     def read(self, reader: "Reader", about: About, rest: Sequence["Codec"]) -> Any:
         """The value; `rest` are the codecs from this field on. Raises MessageError."""
 
-    def held(self, value: Any, size: int) -> tuple[int, int, int]:
-        """How many scalars, integers and bits a value is, of a model with so many parameters."""
+    def held(self, value: Any, size: int) -> Content:
+        """What a value is, of a model with so many parameters."""
         numbers = np.asarray(value)
-        return (numbers.size, 0, 0) if numbers.dtype.kind == "f" else (0, numbers.size, 0)
+        return Content(scalars=numbers.size) if numbers.dtype.kind == "f" else Content(integers=numbers.size)
 
     def absent(self, about: About) -> bool:
         """Whether the field does not travel."""
@@ -258,8 +288,8 @@ class Bits(Codec):
 
     length: str
 
-    def held(self, value: Any, size: int) -> tuple[int, int, int]:
-        return 0, 0, len(value)
+    def held(self, value: Any, size: int) -> Content:
+        return Content(bits=len(value))
 
     def write(self, value: Any) -> bytes:
         return np.packbits(value > 0, bitorder="little").tobytes()
@@ -269,18 +299,10 @@ class Bits(Codec):
             return np.zeros(0, dtype=np.int8)
         return self.unpacked(reader.take(reader.left), about.lookup(self.length))
 
-    def check(self, data: bytes, count: int) -> None:
-        """Raises MessageError: not so many bytes, or a padding bit is set."""
-        if len(data) != -(-count // 8):
-            raise MessageError(f"{len(data)} bytes of votes: {count} votes take {-(-count // 8)}")
-        if count % 8 and data[-1] >> count % 8:
-            raise MessageError(f"more than {count} votes: a padding bit is set")
-
     def unpacked(self, data: bytes, count: int) -> NDArray[np.int8]:
         """The inverse of `write`. Raises MessageError: not so many bytes, or a padding bit is set."""
-        self.check(data, count)
-        bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
-        return _SIGNS[bits[:count]]
+        check_bits(data, count, "votes")
+        return _SIGNS[np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=count, bitorder="little")]
 
 
 @dataclass(frozen=True)
@@ -293,8 +315,8 @@ class Ragged(Codec):
 
     most: str
 
-    def held(self, value: Any, size: int) -> tuple[int, int, int]:
-        return sum(map(len, value)), 0, 0
+    def held(self, value: Any, size: int) -> Content:
+        return Content(scalars=sum(map(len, value)))
 
     def write(self, value: Any) -> bytes:
         lengths = np.array([len(part) for part in value])
@@ -317,8 +339,8 @@ class Ragged(Codec):
 class Tensors(Codec):
     """All trainable tensors in order, in their own dtypes: the right length and finite; in a step possibly nothing."""
 
-    def held(self, value: Any, size: int) -> tuple[int, int, int]:
-        return size if value else 0, 0, 0
+    def held(self, value: Any, size: int) -> Content:
+        return Content(scalars=size if value else 0)
 
     def write(self, value: Any) -> bytes:
         return bytes(value)
@@ -344,8 +366,8 @@ class Nested(Codec):
 
     of: type[Payload]
 
-    def held(self, value: Any, size: int) -> tuple[int, int, int]:
-        return value.held(size)
+    def held(self, value: Any, size: int) -> Content:
+        return total([value.content(size)])
 
     def write(self, value: Any) -> bytes:
         return bytes(value.encode())
@@ -355,13 +377,11 @@ class Nested(Codec):
 
 
 @dataclass(frozen=True)
-class Many(Codec):
+class Many(Nested):
     """A tuple of payloads, one after the other to the end."""
 
-    of: type[Payload]
-
-    def held(self, value: Any, size: int) -> tuple[int, int, int]:
-        return added(part.held(size) for part in value)
+    def held(self, value: Any, size: int) -> Content:
+        return total(part.content(size) for part in value)
 
     def write(self, value: Any) -> bytes:
         return b"".join(part.encode() for part in value)
@@ -378,12 +398,8 @@ _KNOWN: dict[type, tuple[tuple[str, Codec], ...]] = {}
 
 def codecs(payload: type[Payload]) -> tuple[tuple[str, Codec], ...]:
     """The fields of a payload's type and how each travels. Raises TypeError if a field does not say."""
-    if payload not in _KNOWN:
-        _KNOWN[payload] = _codecs(payload)
-    return _KNOWN[payload]
-
-
-def _codecs(payload: type[Payload]) -> tuple[tuple[str, Codec], ...]:
+    if payload in _KNOWN:
+        return _KNOWN[payload]
     hints = get_type_hints(payload, include_extras=True)
     found = []
     for field in fields(payload):  # type: ignore[arg-type]
@@ -393,15 +409,7 @@ def _codecs(payload: type[Payload]) -> tuple[tuple[str, Codec], ...]:
         if codec is None:
             raise TypeError(f"{payload.__name__}.{field.name}: annotate how it travels, such as Scalar('u4')")
         found.append((field.name, codec))
-    return tuple(found)
-
-
-def added(parts: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
-    """Numbers of each kind, added up."""
-    scalars = integers = bits = 0
-    for part in parts:
-        scalars, integers, bits = scalars + part[0], integers + part[1], bits + part[2]
-    return scalars, integers, bits
+    return _KNOWN.setdefault(payload, tuple(found))
 
 
 # -- many steps in a record of an orbit ----------------------------------------------------------------------------
@@ -431,7 +439,7 @@ def check_pack(method: Any, data: bytes, count: int) -> None:
     """Whether `unpack` can read it, without making the steps. Raises MessageError."""
     bits = _bits(method.step_type)
     if bits is not None:
-        bits.check(data, count * getattr(method, bits.length))
+        check_bits(data, count * getattr(method, bits.length), "votes")
     elif count < 1 or len(data) % count:
         raise MessageError(f"{len(data)} bytes can't be {count} steps of equal length")
 
@@ -466,16 +474,28 @@ class Reader:
     def array(self, dtype: str, count: int) -> NDArray[Any]:
         """`count` numbers, finite ones."""
         size = np.dtype(dtype).itemsize
-        values = np.frombuffer(self.take(size * count), dtype=f"<{dtype}").astype(dtype)
-        if not np.isfinite(values).all():
-            at = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise MessageError(f"value {at} of {count} is {values[at]}: only finite numbers are accepted")
-        return values
+        return check_finite(np.frombuffer(self.take(size * count), dtype=f"<{dtype}").astype(dtype))
 
     def end(self) -> None:
         """Check that nothing is left."""
         if self.left:
             raise MessageError(f"payload too long: {self.left} bytes left over")
+
+
+def check_bits(data: Any, count: int, what: str, width: int = 1) -> None:
+    """Raises MessageError unless bytes are those of so many numbers, of `width` bits each, and padded with zeros."""
+    if len(data) != -(-count * width // 8):
+        raise MessageError(f"{len(data)} bytes of {what}: {count} {what} take {-(-count * width // 8)}")
+    if count * width % 8 and data[-1] >> count * width % 8:
+        raise MessageError(f"more than {count} {what}: a padding bit is set")
+
+
+def check_finite(values: NDArray[Any]) -> NDArray[Any]:
+    """The values. Raises MessageError if one is NaN or infinite."""
+    if not np.isfinite(values).all():
+        at = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise MessageError(f"value {at} of {len(values)} is {values[at]}: only finite numbers are accepted")
+    return values
 
 
 def to_floats(data: bytes, dtype: str) -> Floats:

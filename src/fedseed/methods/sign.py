@@ -26,9 +26,22 @@ from pydantic import PositiveInt
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.feedback import Feedback
-from fedseed.methods.packing import CHUNK, chunks_of, finite, halved
-from fedseed.methods.payload import About, Codec, Floats, Many, Payload, Reader, Scalar, State, from_floats, to_floats
+from fedseed.methods.feedback import CHUNK, Feedback, chunks_of, halved
+from fedseed.methods.payload import (
+    About,
+    Codec,
+    Content,
+    Floats,
+    Many,
+    Payload,
+    Reader,
+    Scalar,
+    State,
+    check_bits,
+    check_finite,
+    from_floats,
+    to_floats,
+)  # fmt: skip
 from fedseed.methods.summands import SMALLEST_MOVE
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 
@@ -52,8 +65,8 @@ class Signs(NamedTuple):
 class SignCodec(Codec):
     """`Signs`: the turn, scales as bfloat16, bits."""
 
-    def held(self, value: Signs, size: int) -> tuple[int, int, int]:
-        return len(value.scales), 1, value.entries
+    def held(self, value: Signs, size: int) -> Content:
+        return Content(scalars=len(value.scales), integers=1, bits=value.entries)
 
     def write(self, value: Signs) -> bytes:
         turn = np.array(value.turn, dtype="<u4").tobytes()
@@ -65,13 +78,12 @@ class SignCodec(Codec):
         if turn >= every or (about.kind == "update" and turn != turn_of(about.round, every)):
             raise MessageError(f"chunks {turn} modulo {every}, in round {about.round}")
         chunks = chosen(turn, every, size)
-        scales = finite(to_floats(reader.take(2 * len(chunks)), "bfloat16"))
+        scales = check_finite(to_floats(reader.take(2 * len(chunks)), "bfloat16"))
         if (scales < 0).any():
             raise MessageError(f"the scale of chunk {chunks[int(np.argmax(scales < 0))]} is negative")
         count = entries_in(chunks, size)
         bits = np.frombuffer(reader.take(-(-count // 8)), dtype=np.uint8)
-        if count % 8 and bits[-1] >> count % 8:
-            raise MessageError(f"more than {count} signs: a padding bit is set")
+        check_bits(bits, count, "signs")
         return Signs(turn, scales, bits, count)
 
 

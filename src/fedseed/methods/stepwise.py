@@ -1,22 +1,22 @@
 """Zeroth-order methods whose round is one optimiser step, along directions that the step's number names.
 
-What a step's coefficients c_i are divided by (`divide_by`), all of it known from the coefficients alone:
+`divide_by` says what a step's coefficients c_i are divided by, which follows from the coefficients alone:
 
     deviation   sigma = eps std(n c_1, ..., n c_n), that of the losses at w + eps z_i         FZOO
     scalar      sqrt(v) + zeta,  v <- beta2 v + (1 - beta2) (sum_i c_i)^2, over 1 - beta2^t   MEAZO
 
 FZOO: Dang et al., arXiv 2506.09034. MEAZO: Dbouk et al., "On Adaptivity in Zeroth-Order Optimization", 2605.03869.
 
-What the sum is then given to (`optimizer`): the rules of `fedseed.optimizers.rules`. "adam-rebuilt" is Adam of the last
-h gradients alone, made anew from their seeds and coefficients at each step:
+`optimizer` says which of the rules of `fedseed.optimizers.rules` gets the sum. "adam-rebuilt" is Adam of the last h
+gradients alone, made anew from their seeds and coefficients at each step:
 
     m = (1 - beta1) sum_{i<h} beta1^i g_{t-i} / (1 - beta1^h),   v likewise of g^2      g_t = sum_i c_i z_i of step t
 
 AdaMeZO (Cai et al., arXiv 2605.00650) does so without the corrections 1 - beta^h, a factor of the rate once t >= h.
 
-Where directions have entries of +1 and -1 and a step has one of them, g^2 = c^2 in every entry: Adam's, and HiSo's,
-division is then one by a number, as "scalar" is. With "normal" entries E g^2 = |dl|^2 + 2 (dl)_i^2 for a gradient dl,
-so that what an entry knows of its own is about 2 parts in d.
+Where directions have entries of +1 and -1 and a step has one direction, g^2 = c^2 in every entry: Adam and HiSo then
+divide by a single number, as "scalar" does. With "normal" entries E g^2 = |dl|^2 + 2 (dl)_i^2 for a gradient dl, so
+that an entry's own gradient makes up about 2 parts in d of it.
 
 With "hadamard", B steps in a row share a basis number, so that a replay merges them into one pass.
 """
@@ -34,17 +34,17 @@ from fedseed.optimizers.rules import Rule, Squares, deviation, total
 from fedseed.weights.change import NOTHING, Add, Change, Floats, Optimize, Rebuild, Term
 from fedseed.weights.layout import Layout
 
-MOST_STEPS = 4096  # that are remembered: each is made again at every step
+MOST_STEPS = 4096  # most steps that are remembered: each is made again at every step
 
 
 @dataclass(frozen=True)
 class StepState(State):
-    """How many steps are done, which names the next directions, and what of them is remembered.
+    """How many steps are done, which names the next directions, and what is remembered of them.
 
     Args:
-        done: steps.
-        coefficients: for "from-base": of all directions so far, at their rates and as far as they have decayed.
-        squares: for divide_by = "scalar".
+        done: how many steps are done.
+        coefficients: for "from-base": those of all directions so far, times their schedule's factors and their decay.
+        squares: the average of the squared sum, for divide_by = "scalar".
         window: for "adam-rebuilt": the sums of the last steps that moved anything, h - 1 at most, the oldest first.
     """
 
@@ -98,16 +98,16 @@ class Stepwise(ZerothOrder):
 
     @property
     def per_step(self) -> int:
-        """Directions a step takes."""
+        """Returns how many directions a step takes."""
         return 1
 
     @property
     def several(self) -> bool:
-        """Whether a step has more than one direction."""
+        """Returns whether a step has more than one direction."""
         return self.per_step > 1
 
     def indices(self, number: int) -> range:
-        """Indices of the directions of step `number`."""
+        """Returns the indices of the directions of step `number`."""
         return range((number - 1) * self.per_step, number * self.per_step)
 
     def start(self, layout: Layout, seed: int) -> StepState:
@@ -116,12 +116,12 @@ class Stepwise(ZerothOrder):
     def count(
         self, state: StepState, coefficients: np.ndarray[Any, Any], terms: Sequence[Term] | None = None
     ) -> StepState:
-        """The state after a step with these coefficients (none: nobody answered).
+        """Returns the state after a step with these coefficients (none: nobody answered).
 
         Args:
-            state: the one before it.
-            coefficients: the step's.
-            terms: its sum, where that is not along the directions that the step's number names.
+            state: the state before it.
+            coefficients: the step's coefficients.
+            terms: the terms of its sum, where they are not along the directions that the step's number names.
         """
         kept, window = state.coefficients, state.window
         if self.optimizer == "adam-rebuilt" and len(coefficients):
@@ -132,20 +132,20 @@ class Stepwise(ZerothOrder):
             new[: len(coefficients)] = self.divided(state, coefficients)
             if self.decay and len(coefficients):  # a step that nobody answered leaves the weights as they are
                 kept = kept * np.float32(1 - self.decay)
-            new *= np.float32(self.factor(state.done + 1))  # of a schedule: they meet under one rate
+            new *= np.float32(self.factor(state.done + 1))  # a schedule's: one rate multiplies them all
             kept = np.concatenate([kept, new])
         squares = self.squares_after(state, coefficients)
         return replace(state, done=state.done + 1, coefficients=kept, squares=squares, window=window)
 
     def squares_after(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> Squares:
-        """What is known of the squared sum of coefficients after a step with these."""
+        """Returns the average of the coefficients' squared sum, with these if `divide_by` needs it."""
         if self.divide_by != "scalar" or not len(coefficients):
             return state.squares
         mean = total(coefficients)
         return state.squares.take([mean * mean], self.beta2)
 
     def divided(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The coefficients of the step after `state`, as `divide_by` says."""
+        """Returns the coefficients of the step after `state`, divided as `divide_by` says."""
         if self.divide_by == "nothing" or not len(coefficients):
             return coefficients
         if self.divide_by == "scalar":
@@ -157,7 +157,7 @@ class Stepwise(ZerothOrder):
         return (doubles / by if by else np.zeros_like(doubles)).astype(np.float32)
 
     def descent(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> Change:
-        """w <- w - eta sum_i c_i z_i along the directions of the step after `state`."""
+        """Returns the change w <- w - eta sum_i c_i z_i along the directions of the step after `state`."""
         if not len(coefficients):
             return NOTHING
         if self.from_base:
@@ -166,11 +166,11 @@ class Stepwise(ZerothOrder):
         return self.descent_along(state, self.terms(state, coefficients))
 
     def terms(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> list[Term]:
-        """The sum of the step after `state`, along the directions that its number names."""
+        """Returns the sum of the step after `state`, along the directions that its number names."""
         return [Term(self.directions(state.seed), self.divided(state, coefficients), state.done * self.per_step)]
 
     def descent_along(self, state: StepState, terms: list[Term]) -> Change:
-        """w <- w - eta (sum of the terms), by the optimiser, rounded as the settings say."""
+        """Returns the change w <- w - eta (sum of the terms), by the optimiser, rounded as the settings say."""
         if not terms:
             return NOTHING
         rounding, rate = self.rounding(state.seed, state.done), self.rate(state.done + 1)

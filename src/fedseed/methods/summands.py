@@ -1,14 +1,14 @@
-"""Updates that a step adds up over the clients: as vectors of one length, whose sum can stand for all of them.
+"""Updates that a step adds up over the clients as vectors of one length, whose sum can stand for all of them.
 
-Also how large updates and steps are, so that they can be laid beside others (`Payload.size`). NumPy only.
+This module also measures how large updates and steps are, to compare them with others (`Payload.size`). NumPy only.
 
-    projections         the largest |rho|; below 1 they all count as 1, as chance makes them as small as it likes
+    projections         the largest |rho|; below 1 they all count as 1, as chance can make them as small as any number
     coefficients        the root of the mean square that the weights are moved by, in expectation
     whole weights       the same, from the weights that the coordinator holds
     entries             the root of the mean square that the weights are moved by
     gradients           the root of the mean square of their entries; a norm below 1 counts as 1
 
-Floors keep what is next to nothing, such as what is left of a change in 16 bit, from making anything else look large.
+Floors keep what is almost zero, such as the rest of a change after 16-bit rounding, from making others look large.
 """
 
 from collections.abc import Sequence
@@ -20,24 +20,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.errors import MessageError
-from fedseed.methods.payload import LARGEST, About, Array, Bits, Payload, codecs, to_floats
+from fedseed.methods.payload import LARGEST, About, Array, Bits, Payload, codecs
 from fedseed.randomness import Basis
-from fedseed.weights.layout import ITEM_BYTES, Layout
+from fedseed.weights.layout import Layout
 
-SMALLEST_MOVE = 1e-6  # moves below this are alike
-_PIECE = 1 << 20
+SMALLEST_MOVE = 1e-6  # smaller moves count as this one
 
 
 def largest(scalars: NDArray[Any]) -> float:
-    """Of projections: the largest magnitude, at least 1; 0 if there is none."""
+    """Returns the size of projections: the largest magnitude, at least 1; 0 if there is none."""
     return max(1.0, float(np.abs(scalars).max())) if len(scalars) else 0.0
 
 
 def moved(basis: Basis, layout: Layout, parts: Sequence[Sequence[NDArray[np.float32]]]) -> float:
-    """Of coefficients: sqrt(E |V gamma|^2 / d), as directions are nearly orthogonal; 0 if there are none.
+    """Returns the size of coefficients: sqrt(E |V gamma|^2 / d), as directions are nearly orthogonal; 0 without any.
 
     Args:
-        basis: the directions'.
+        basis: the directions' basis.
         layout: the parameter space.
         parts: gamma_l of each block, for each seed.
     """
@@ -52,62 +51,28 @@ def moved(basis: Basis, layout: Layout, parts: Sequence[Sequence[NDArray[np.floa
 
 
 def of_entries(layout: Layout, values: NDArray[np.floating[Any]]) -> float:
-    """Of values for single entries: sqrt(|v|^2 / d); 0 if there are none."""
+    """Returns the size of values for single entries: sqrt(|v|^2 / d); 0 if there are none."""
     if not len(values):
         return 0.0
     return max(SMALLEST_MOVE, sqrt(float(np.square(values, dtype=np.float64).sum()) / layout.size))
-
-
-def distance(layout: Layout, data: bytes, before: bytes | None) -> float:
-    """Of whole weights: how far they are from those before; 0 if there are none to compare.
-
-    Args:
-        layout: the tensors.
-        data: their bytes.
-        before: the same before; None: not known.
-    """
-    if not data or before is None:
-        return 0.0
-    return max(SMALLEST_MOVE, sqrt(_squares(layout, data, before) / layout.size))
-
-
-def gradient_size(layout: Layout, data: bytes) -> float:
-    """Of a gradient: the root of the mean square of its entries."""
-    return sqrt(max(1.0, _squares(layout, data, None)) / layout.size)
-
-
-def _squares(layout: Layout, data: bytes, before: bytes | None) -> float:
-    """The sum of squares of tensors, or of how they differ; a piece at a time, in double precision."""
-    total, position = 0.0, 0
-    for entry in layout.tensors:
-        width = ITEM_BYTES[entry.dtype]
-        end = position + entry.size * width
-        for start in range(position, end, _PIECE * width):
-            stop = min(end, start + _PIECE * width)
-            values = to_floats(data[start:stop], entry.dtype).astype(np.float64)
-            if before is not None:
-                values -= to_floats(before[start:stop], entry.dtype)
-            total += float(np.square(values).sum())
-        position = end
-    return total
 
 
 Vector = NDArray[np.float64]
 
 
 class Measured(Payload):
-    """What holds estimates along directions, in `scalars`."""
+    """A payload that holds estimates along directions, in `scalars`."""
 
     projections: ClassVar[bool] = True
     scalars: Any
 
     @classmethod
     def factors(cls, about: About) -> tuple[float, float]:
-        """What an estimate is multiplied by before it is sent: usually, and at most."""
+        """Returns what an estimate is multiplied by before it is sent: usually, and at most."""
         return 1.0, 1.0
 
     def check(self, about: About) -> None:
-        """Refuse estimates of a client that no loss can have given, so that one client can't destroy the model."""
+        """Raises MessageError if no loss can have given these estimates, so that no client can destroy the model."""
         if about.kind == "update" and len(self.scalars):
             rho = self.scalars / np.float64(self.factors(about)[1])
             at = int(np.abs(rho).argmax())
@@ -121,14 +86,14 @@ class Measured(Payload):
 class Summand(Payload):
     """An update whose last field is the vector, unless it says otherwise.
 
-    `counted`: whole numbers that add up as they are, without weights: votes.
+    `counted` says that it holds whole numbers that add up as they are, without weights: votes.
     """
 
     counted: ClassVar[bool] = False
 
     @classmethod
     def words(cls, about: About) -> int:
-        """The length of the vector: the same for every client of a round, whatever its data is."""
+        """Returns the vector's length, which is the same for every client of a round, whatever its data is."""
         codec = codecs(cls)[-1][1]
         if isinstance(codec, Bits):
             return int(about.lookup(codec.length))
@@ -144,7 +109,7 @@ class Summand(Payload):
         return np.asarray(getattr(self, fields(self)[-1].name))  # type: ignore[arg-type]
 
     def with_numbers(self, numbers: NDArray[Any], about: About) -> Self:
-        """Others in the last field; where it has signs, those of the numbers, and its own where one is 0."""
+        """Returns it with these numbers in the last field; where it has signs, with theirs, but its own for 0."""
         name, own = fields(self)[-1].name, self.numbers(about)  # type: ignore[arg-type]
         if own.dtype == np.int8:
             numbers = np.where(numbers == 0, own, np.sign(numbers))
@@ -155,7 +120,7 @@ class Summand(Payload):
 
     @classmethod
     def of(cls, vector: Vector, about: About) -> Self:
-        """What stands for all clients in `aggregate`, alone and with a weight of 1.
+        """Returns the update that stands for all clients in `aggregate`, alone and with a weight of 1.
 
         Args:
             vector: sum_i c_i v_i with the weights c_i; of votes sum_i v_i.
@@ -170,5 +135,5 @@ class Scalars(Measured, Summand):
 
 
 def filled(values: Vector, count: int) -> Vector:
-    """The values and zeros behind them, so many together."""
+    """Returns the values, followed by zeros up to `count` numbers."""
     return np.concatenate([values, np.zeros(count - len(values))])

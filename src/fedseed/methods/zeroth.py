@@ -9,17 +9,29 @@ none        as they are
 z-score     (l - mean) / deviation, over the losses of the step; all 0 where they are all alike
 ranks       the place among them, from -1/2 to 1/2; equal losses share theirs, all alike are all 0
 
-A population is what a client measures in a step: both sides of each direction. With one direction only the sign of the
-difference is left, as in FeedSign, times a constant.
+They are taken together as a client measures them in a step: both sides of each direction. With one direction only the
+sign of the difference is left, as in FeedSign, times a constant. Of a population, whose directions have examples of
+their own, each pair is centred first: how hard a part of the batch is says nothing of its direction.
+
+A population looks along many directions in one pass over a batch, each on a part of the batch of its own:
+
+    rho_j = [l(w + eps z_j; X_j) - l(w - eps z_j; X_j)] / (2 eps)     j = 1..n, X = X_1 + ... + X_n, equally large
+    g     = (1 / n) sum_j rho_j z_j
+
+With one direction a batch, g's noise is about d |mean g_i|^2 however large the batch is; with one for each of n parts,
+(d / n) mean |g_j|^2, of the parts' gradients g_j. So it pays where parts of a batch have gradients that agree, and an
+estimate of a batch costs the same two passes. Evaluating rows at weights of their own: Sarkar et al., "Evolution
+Strategies at the Hyperscale", arXiv 2511.16652; with "lowrank" directions it takes one pass
+(`fedseed.weights.perturbed_rows`), with others one for each part, over that part alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import isfinite
+from math import isfinite, nan
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Method
@@ -28,9 +40,10 @@ from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import Autocast, check_autocast
-from fedseed.weights.change import Add, Change, Term
+from fedseed.weights.change import Add, Change, Floats, Term
 from fedseed.weights.layout import Layout
 
+MOST = 1 << 16  # directions of one step
 Normalisation = Literal["none", "z-score", "ranks"]
 
 
@@ -159,13 +172,7 @@ class ZerothOrder(Method):
         Raises:
             NonFiniteError: a loss is NaN or infinite, or the loss guard says no.
         """
-        (found,) = client.estimates(self, basis, [k], items)
-        return cast(Projection, found)
-
-    def one_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
-        """The forward difference; raises as `two_point` does."""
-        (found,) = client.estimates(self, basis, [k], items, one_sided=True)
-        return cast(Projection, found)
+        return cast(Projection, client.estimates(self, basis, [k], items)[0])
 
     def measured(
         self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
@@ -182,12 +189,21 @@ class ZerothOrder(Method):
             sides = [[client.perturbed_loss(basis, k, s, items) for s in (self.scale, -self.scale)] for k in along]
         return self.quotients([plus for plus, _ in sides], [minus for _, minus in sides], 2 * self.scale)
 
-    def quotients(self, plus: Sequence[float], minus: Sequence[float], width: float) -> list[Projection]:
-        """(plus - minus) / width, where `minus` has a loss for each of `plus`, or one for all."""
+    def quotients(
+        self, plus: Sequence[float], minus: Sequence[float], width: float, apart: bool = False
+    ) -> list[Projection]:
+        """(plus - minus) / width, where `minus` has a loss for each of `plus`, or one for all.
+
+        `apart`: each pair is of other examples, so that only what lies between its two losses says anything.
+        """
         there = list(minus) * (len(plus) // len(minus))
         for here, other in zip(plus, there, strict=True):
             self.check_pair(here, other)
-        scaled = normalised([*plus, *minus], self.normalize)
+        compared = [*plus, *minus]
+        if apart and self.normalize != "none":
+            half = (np.array(plus) - np.array(there)) / 2
+            compared = [*half, *-half]
+        scaled = normalised(compared, self.normalize)
         differences = scaled[: len(plus)] - scaled[len(plus) :]
         return [
             Projection(float(np.float32(difference / width)), (here + other) / 2)
@@ -227,3 +243,79 @@ class ZerothOrder(Method):
             yield draw, estimated
         if not usable:
             raise NonFiniteError(f"no local step was usable: {reason}")
+
+
+class Population(ZerothOrder):
+    """What a method takes that can look along many directions with the passes of one.
+
+    Args (besides those of `ZerothOrder`):
+        population: n, directions of an estimate, each on a part of `batch` / n examples; two passes in all. One pass
+            for all of them takes basis = "lowrank"; with other bases each part has passes of its own.
+    """
+
+    population: Annotated[int, Field(ge=1, le=MOST)] = 1
+
+    @model_validator(mode="after")
+    def _parts_are_equal(self) -> "Population":
+        if self.batch % self.population:
+            raise ValueError(
+                f"population = {self.population} does not divide batch = {self.batch}: each direction has an equal "
+                "part of the batch"
+            )
+        return self
+
+    def measured(
+        self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
+    ) -> list[Projection]:
+        """The estimates along some directions, a population of n after the other, each on all of `items`.
+
+        In a population, an estimate that is not usable is 0, its loss is NaN, and it is counted as skipped.
+
+        Args:
+            client: the client.
+            basis: where the directions come from.
+            along: their indices, a multiple of n.
+            items: a batch of n equal parts.
+            one_sided: one-point estimates, with one more pass for all of them together; else two-point ones.
+
+        Raises:
+            NonFiniteError: no estimate of a population is usable.
+        """
+        n = self.population
+        if n == 1:
+            return super().measured(client, basis, along, items, one_sided)
+        groups = [along[at : at + n] for at in range(0, len(along), n)]
+        found: list[Projection] = []
+        here: list[float] = []
+        for group in groups:
+            with client.autocast(self.autocast):
+                plus = client.population_losses(basis, group, self.scale, items)
+                if not one_sided:
+                    minus = client.population_losses(basis, group, -self.scale, items)
+                else:
+                    minus = here = here or client.population_losses(basis, group, 0.0, items)
+            found += self._usable(client, plus, minus, self.scale if one_sided else 2 * self.scale)
+        return found
+
+    def _usable(self, client: Client, plus: Sequence[float], minus: Sequence[float], width: float) -> list[Projection]:
+        """The quotients of a population."""
+        found, usable, reasons = [Projection(0.0, nan)] * len(plus), [], []
+        for number, pair in enumerate(zip(plus, minus, strict=True)):
+            try:
+                self.check_pair(*pair)
+                usable.append(number)
+            except NonFiniteError as error:
+                reasons.append(str(error))
+        if not usable:
+            raise NonFiniteError(f"of {len(found)} parts of the batch none was usable: {reasons[-1]}")
+        for reason in reasons:
+            client.skip(reason)
+        quotients = self.quotients([plus[i] for i in usable], [minus[i] for i in usable], width, apart=True)
+        for number, one in zip(usable, quotients, strict=True):
+            found[number] = one
+        return found
+
+
+def shares(found: Sequence[Projection]) -> Floats:
+    """rho_j / n of each of n estimates, float32, shape (n,)."""
+    return np.array([one.rho / len(found) for one in found], dtype=np.float32)

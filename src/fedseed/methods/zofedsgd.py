@@ -22,16 +22,17 @@ from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Floats, Nothing
-from fedseed.methods.population import Population
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.summands import Scalars, largest
+from fedseed.methods.zeroth import Population
 from fedseed.weights.change import Change, Term
 
 
 class OneByte(Array):
     """float32 numbers in a byte each: a sign and a magnitude 2^((c - 80) / 5), c = 1..127; c = 0 is zero.
 
-    From 2^-15.8 to 2^9.4 in steps of 15%: nearest in the logarithm, too small becomes 0, too large the largest.
+    From 2^-15.8 to 2^9.4 (675) in steps of 15%: nearest in the logarithm, too small becomes 0, too large the largest.
+    With normalize = "z-score" projections are up to 1 / scale, 1,000 by default: take a scale of 2e-3 or more there.
     """
 
     def write(self, value: Any) -> bytes:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from fedseed.errors import RecipeError
@@ -117,9 +116,8 @@ def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
         RecipeError: the adapter does not fit the model.
     """
     wrapped = wrap(model, settings, base)
-    draw(wrapped, settings, seed)
-    wrapped.eval()
-    return wrapped
+    _draw(wrapped, settings, seed)
+    return wrapped.eval()
 
 
 def library() -> Any:
@@ -136,15 +134,13 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
     import torch
 
     peft = library()
-
-    can_generate = getattr(model, "can_generate", None)
-    causal = can_generate is not None and can_generate() and not model.config.is_encoder_decoder
+    speaks = getattr(model, "can_generate", lambda: False)()
+    causal = speaks and not model.config.is_encoder_decoder
     if not causal and not isinstance(settings, LoRA):
         raise RecipeError(
             f'model.adapter.kind = "{settings.kind}": virtual tokens need a causal language model; '
             f'this base is a {type(model).__name__}: choose "lora"'
         )
-    speaks = can_generate is not None and can_generate()
     task = "CAUSAL_LM" if causal else "SEQ_2_SEQ_LM" if speaks else None
     config: Any
     if isinstance(settings, LoRA):
@@ -174,7 +170,7 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
     return wrapped
 
 
-def draw(model: Any, settings: Adapter, seed: int) -> None:
+def _draw(model: Any, settings: Adapter, seed: int) -> None:
     """Draw the adapter's first weights, parameter by parameter in their order, in float32.
 
     LoRA's B: zeros, so that the model starts as the base. LoRA's A and an MLP's layers: uniform on +-1 / sqrt(fan-in).
@@ -182,21 +178,28 @@ def draw(model: Any, settings: Adapter, seed: int) -> None:
     """
     import torch
 
+    from fedseed.randomness import Basis, Domain, derive
+    from fedseed.randomness.stream import uniform_integers, words
+
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     with torch.no_grad():
         for number, (name, p) in enumerate(trained):
-            layer = model.get_submodule(name.rpartition(".")[0])
+            layer, count = model.get_submodule(name.rpartition(".")[0]), p.numel()
             if "lora_B" in name:
                 p.zero_()
-            elif isinstance(layer, torch.nn.Embedding):
-                if isinstance(settings, PromptTuning) and settings.init == "vocabulary":
-                    words = model.get_base_model().get_input_embeddings().weight
-                    p.copy_(words[_rows(seed, number, len(p), len(words))])
-                else:
-                    p.copy_(torch.from_numpy(_normal(seed, number, p.numel())).reshape(p.shape))
+            elif not isinstance(layer, torch.nn.Embedding):
+                drawn = words(seed, Domain.ADAPTER, number, 0, -(-count // 4)).reshape(-1)[:count]
+                unit = (drawn + 0.5) * 2.0**-31 - 1.0  # in double precision, rounded once
+                values = (unit * (1 / sqrt(layer.weight[0].numel()))).astype(np.float32)
+                p.copy_(torch.from_numpy(values).reshape(p.shape))
+            elif isinstance(settings, PromptTuning) and settings.init == "vocabulary":
+                embeddings = model.get_base_model().get_input_embeddings().weight
+                # 64-bit numbers modulo a vocabulary: no row is likelier than another by more than one part in 10^13
+                rows = [int(n) % len(embeddings) for n in uniform_integers(seed, Domain.ADAPTER, len(p), number)]
+                p.copy_(embeddings[rows])
             else:
-                bound = 1 / sqrt(layer.weight[0].numel())
-                p.copy_(torch.from_numpy(_uniform(seed, number, p.numel(), bound)).reshape(p.shape))
+                normal = Basis("normal", derive(seed, Domain.ADAPTER, 0, number)).direction(0, 0, count)
+                p.copy_(torch.from_numpy(normal).reshape(p.shape))
 
 
 def save(model: Any, folder: Path) -> None:
@@ -269,25 +272,3 @@ def has_virtual_tokens(model: "torch.nn.Module") -> bool:
 def at_home(model: "torch.nn.Module", device: "torch.device") -> AbstractContextManager[Any]:
     """For a forward pass: what peft makes for virtual tokens without saying where is made on the model's device."""
     return device if has_virtual_tokens(model) else nullcontext()
-
-
-def _rows(seed: int, number: int, count: int, population: int) -> list[int]:
-    from fedseed.randomness import Domain
-    from fedseed.randomness.stream import uniform_integers
-
-    # 64-bit numbers modulo a vocabulary: no row is likelier than another by more than one part in 10^13
-    return [int(n) % population for n in uniform_integers(seed, Domain.ADAPTER, count, number)]
-
-
-def _uniform(seed: int, number: int, count: int, bound: float) -> NDArray[np.float32]:
-    from fedseed.randomness import Domain
-    from fedseed.randomness.stream import words
-
-    drawn = words(seed, Domain.ADAPTER, number, 0, -(-count // 4)).reshape(-1)[:count]
-    return (((drawn + 0.5) * 2.0**-31 - 1.0) * bound).astype(np.float32)  # in double precision, rounded once
-
-
-def _normal(seed: int, number: int, count: int) -> NDArray[np.float32]:
-    from fedseed.randomness import Basis, Domain, derive
-
-    return Basis("normal", derive(seed, Domain.ADAPTER, 0, number)).direction(0, 0, count)

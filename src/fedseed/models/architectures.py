@@ -1,6 +1,6 @@
-"""What models are: how each architecture is loaded, and what a base's configuration says it is."""
+"""Says how models of each architecture are loaded, and which architecture a base's configuration names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,30 +26,30 @@ class Loader:
         about: what such a model is, for messages.
         auto: the transformers class that loads them.
         names: the classes of such models, by model type.
-        processor: makes the tokenizer (or what stands in its place) of (folder or hub name, trust_remote_code);
-            checks that it is whole; raises OSError or ValueError.
     """
 
     about: str
     auto: Any
     names: Mapping[str, Any]
-    processor: Callable[[str, bool], Any]
 
     def classes(self) -> set[str]:
-        """The names of all classes of such models."""
+        """Returns the names of all classes of such models."""
         return {name for names in self.names.values() for name in ((names,) if isinstance(names, str) else names)}
 
-
-def _tokenizer(place: str, trust_remote_code: bool) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-    # without its files, transformers makes some tokenizers up from the model's type: special tokens and nothing else
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise ValueError("it has no tokenizer files (such as tokenizer.json)")
-    return tokenizer
-
-
-def _image_processor(place: str, trust_remote_code: bool) -> Any:
-    return AutoImageProcessor.from_pretrained(place, trust_remote_code=trust_remote_code)
+    def processor(self, place: str, trust_remote_code: bool) -> Any:
+        """Returns a folder's or hub name's tokenizer or image processor. Raises OSError or ValueError if incomplete."""
+        if self.auto is AutoModelForImageClassification:
+            return AutoImageProcessor.from_pretrained(place, trust_remote_code=trust_remote_code)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+        except BaseException as error:  # a bad regex or normaliser: a bare Exception, or a panic, which is not one
+            if isinstance(error, OSError | ValueError | ImportError | KeyboardInterrupt | SystemExit):
+                raise
+            raise ValueError(f"tokenizers refuses it: {error}") from error
+        # without its files, transformers makes up some tokenizers from the model's type, with special tokens only
+        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+            raise ValueError("it has no tokenizer files (such as tokenizer.json)")
+        return tokenizer
 
 
 LOADERS: dict[Architecture, Loader] = {
@@ -57,37 +57,32 @@ LOADERS: dict[Architecture, Loader] = {
         "a language model that continues text, such as OPT or LLaMA",
         AutoModelForCausalLM,
         modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        _tokenizer,
     ),
     "seq2seq": Loader(
         "an encoder-decoder, such as T5 or BART",
         AutoModelForSeq2SeqLM,
         modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        _tokenizer,
     ),
     "masked": Loader(
         "a language model that fills in masks, such as RoBERTa",
         AutoModelForMaskedLM,
         modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        _tokenizer,
     ),
     "classification": Loader(
         "a text model that can have a classification head, such as BERT, RoBERTa or LLaMA",
         AutoModelForSequenceClassification,
         modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        _tokenizer,
     ),
     "image": Loader(
         "an image classifier, such as ViT or ResNet",
         AutoModelForImageClassification,
         modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-        _image_processor,
     ),
 }
 
 
 def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Architecture:
-    """What a model's configuration says it is; "causal" where it says nothing known.
+    """Returns what a model's configuration says it is; "causal" where it says nothing known.
 
     Args:
         config: the base's config.json.

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig
 
 from fedseed.errors import RecipeError, closest, to_install
-from fedseed.models.architectures import LOADERS, Architecture, Loader, architecture_of
+from fedseed.models.architectures import LOADERS, Architecture, architecture_of
 from fedseed.models.foreign import check_files, own_code
 from fedseed.models.heads import Head
 from fedseed.models.placement import deal_out, find_device, spread
@@ -25,6 +25,7 @@ from fedseed.models.quantized import Quantization, settings_of, settle
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 PATIENCE_SECONDS = 10.0  # for the hub's one answer: its client would try for most of a minute
+MOST_LAYERS = 4096  # of a configuration: a model of more would be made until the memory is full
 PACKAGED = ("small", "words", "digits")  # the project's own bases: two language models, an image classifier
 
 
@@ -137,11 +138,11 @@ def load_model(
     loader = LOADERS[wanted]
     texts = wanted == "classification" and head is not None  # any text model gets a head
     others = {name for kind, other in LOADERS.items() if kind != wanted for name in other.classes()}
-    if not texts and others.intersection(classes) and not loader.classes().intersection(classes):
-        raise _wrong_kind(base, ", ".join(classes), loader)
+    wrong = not texts and others.intersection(classes) and not loader.classes().intersection(classes)
     known = str(config.get("model_type")) in loader.names
-    if not known and not config.get("auto_map") and config.get("model_type"):
-        raise _wrong_kind(base, ", ".join(classes) or f"of type {config['model_type']}", loader)
+    if wrong or (not known and not config.get("auto_map") and config.get("model_type")):
+        what = ", ".join(classes) or f"of type {config['model_type']}"
+        raise RecipeError(f'model.base = "{base}": the model is {what}; the task needs {loader.about}')
     options = {} if head is None else head.options()
     if where is not None and where.type != "cpu":
         options["device_map"] = {"": where}  # shard by shard, in their dtype
@@ -156,19 +157,17 @@ def load_model(
         # transformers draws what the files do not have
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if where is None else where):
             model, report = loader.auto.from_pretrained(
-                place,
-                dtype=getattr(torch, dtype),
-                trust_remote_code=trust_remote_code,
-                output_loading_info=True,
+                place, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, output_loading_info=True,
                 **options,
-            )
+            )  # fmt: skip
     except (pickle.UnpicklingError, EOFError) as error:  # torch's own advice would be to run it
         raise RecipeError(
             f'model.base = "{base}": its weights are a pickle of more than tensors, or damaged; nothing of it is run. '
             "Ask for model.safetensors"
         ) from error
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        if attention is not None and _about_attention(error):
+        asked = isinstance(error, ImportError) or any(word in str(error).lower() for word in ("attn", "attention"))
+        if attention is not None and asked:
             raise RecipeError(
                 f'model.attention = "{attention}": not to be had for {", ".join(classes) or "this model"} here '
                 f'({_first_line(error)}); leave it out, or take "eager"'
@@ -186,15 +185,22 @@ def load_model(
     try:
         processor = loader.processor(place, trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
+        # where sentencepiece is missing, transformers takes its tokenizer.model for tiktoken's, and asks for tiktoken
+        asked = any(name in str(error).lower() for name in ("sentencepiece", "tiktoken"))
+        there = Path(place, "tokenizer.model").is_file() or not Path(place).is_dir()  # of the hub nobody knows here
+        remedy = "save it into the same folder (save_pretrained)"
+        if asked and there and find_spec("sentencepiece") is None:
+            remedy = f"a tokenizer.model, such as LLaMA's, needs sentencepiece: {to_install('sentencepiece')}"
         raise RecipeError(
-            f'model.base = "{base}": its tokenizer or image processor can\'t be loaded ({_first_line(error)}); '
-            f"{_remedy(error, Path(place))}"
+            f'model.base = "{base}": its tokenizer or image processor can\'t be loaded ({_first_line(error)}); {remedy}'
         ) from error
     _fit(base, model, processor)
     if quantization is not None:
         settle(model)
     if wanted == "classification":
-        _agree_on_padding(model, processor)
+        # a decoder with a head looks for a text's last token by what texts are filled up with
+        pad = processor.eos_token_id if processor.pad_token_id is None else processor.pad_token_id
+        model.config.pad_token_id = model.config.pad_token_id if pad is None else pad
     if where is None:
         model = spread(model, deal_out(model))
     model.eval()
@@ -233,6 +239,7 @@ def outline(
         RecipeError: the configuration can't be had, or no model can be made from it.
     """
     place = reach(locate(base))
+    base_config(base)
     options: dict[str, Any] = {} if head is None else head.options()
     options.pop("ignore_mismatched_sizes", None)
     attended = {} if attention is None else {"attn_implementation": attention}
@@ -250,26 +257,10 @@ def outline(
     return model
 
 
-def _remedy(error: Exception, folder: Path) -> str:
-    """What to do about a tokenizer or image processor that can't be loaded."""
-    # where sentencepiece is missing, transformers takes its tokenizer.model for tiktoken's, and asks for tiktoken
-    asked = any(name in str(error).lower() for name in ("sentencepiece", "tiktoken"))
-    there = (folder / "tokenizer.model").is_file() or not folder.is_dir()  # of the hub nobody knows here
-    if asked and there and find_spec("sentencepiece") is None:
-        return f"a tokenizer.model, such as LLaMA's, needs sentencepiece: {to_install('sentencepiece')}"
-    return "save it into the same folder (save_pretrained)"
-
-
 def _fit(base: str, model: Any, processor: Any) -> None:
-    """See to it that a model has a row for every token; an image processor has none.
-
-    Raises:
-        RecipeError: it has not.
-    """
-    tokens = getattr(processor, "vocab_size", None)
-    if tokens is None:
-        return
-    embeddings = model.get_input_embeddings()
+    """See to it that a model has a row for every token; an image processor has none. Raises RecipeError: it has not."""
+    tokens: Any = getattr(processor, "vocab_size", None)
+    embeddings = None if tokens is None else model.get_input_embeddings()
     if not isinstance(embeddings, torch.nn.Embedding):
         return
     rows = embeddings.num_embeddings
@@ -285,13 +276,6 @@ def _fit(base: str, model: Any, processor: Any) -> None:
         processor.pad_token = processor.eos_token
 
 
-def _agree_on_padding(model: Any, tokenizer: Any) -> None:
-    """A decoder with a classification head looks for a text's last token by what texts are filled up with."""
-    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    if pad is not None:
-        model.config.pad_token_id = pad
-
-
 def base_config(base: str) -> dict[str, Any]:
     """A base's config.json; nothing is run or loaded.
 
@@ -303,11 +287,13 @@ def base_config(base: str) -> dict[str, Any]:
         config: dict[str, Any] = PretrainedConfig.get_config_dict(place)[0]
     except (OSError, ValueError, RecursionError) as error:
         raise _not_loadable(base, place, error) from error
+    for key, value in config.items():
+        if "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
+            raise RecipeError(
+                f'model.base = "{base}": {key} = {value:,} in config.json: at most {MOST_LAYERS:,} layers are made; '
+                "get the file anew"
+            )
     return config
-
-
-def _wrong_kind(base: str, what: str, loader: Loader) -> RecipeError:
-    return RecipeError(f'model.base = "{base}": the model is {what}; the task needs {loader.about}')
 
 
 def _not_loadable(base: str, place: str, error: Exception) -> RecipeError:
@@ -317,11 +303,6 @@ def _not_loadable(base: str, place: str, error: Exception) -> RecipeError:
     return RecipeError(
         f'model.base = "{base}": neither a local folder with a model nor to be had from the hub ({reason})'
     )
-
-
-def _about_attention(error: Exception) -> bool:
-    """Whether a model could not be made because of the attention that was asked for."""
-    return isinstance(error, ImportError) or any(word in str(error).lower() for word in ("attn", "attention"))
 
 
 def _first_line(error: Exception) -> str:
@@ -375,12 +356,40 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
     """
     if patterns is None:
         return
-    matched = False
+    chosen = {name for name, _ in model.named_parameters() if any(fnmatchcase(name, pattern) for pattern in patterns)}
     for name, parameter in model.named_parameters():
-        chosen = any(fnmatchcase(name, pattern) for pattern in patterns)
-        if chosen and not parameter.is_floating_point():
+        if name in chosen and not parameter.is_floating_point():
             raise RecipeError(f"model.trainable = {list(patterns)}: {name} is quantised, and does not move")
-        parameter.requires_grad_(chosen)
-        matched = matched or chosen
-    if not matched:
+        parameter.requires_grad_(name in chosen)
+    if not chosen:
         raise RecipeError(f"model.trainable = {list(patterns)}: no parameter has a name like this")
+
+
+def checkpoint_activations(model: torch.nn.Module, base: str = "") -> None:
+    """Let a model of transformers checkpoint each of its layers while it trains.
+
+    Chen, Xu, Zhang, Guestrin: "Training Deep Nets with Sublinear Memory Cost", 2016. Of each layer only its input is
+    kept; when the backward pass comes to the layer, its forward pass is done once more, with the same dropout.
+    Evaluation and zeroth-order methods, which keep no activations, go on as ever.
+
+    Args:
+        model: the base, before an adapter is put into it.
+        base: its name, for the error.
+
+    Raises:
+        RecipeError: a model of this class has no layers that could be checkpointed.
+    """
+    enable: Any = getattr(model, "activation_checkpointing_enable", None)  # as transformers calls it from 5 on
+    enable = enable or getattr(model, "gradient_checkpointing_enable", None)
+    try:
+        if enable is None:
+            raise ValueError("it is no model of transformers")
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise RecipeError(
+            f'model.activation_checkpointing = true: model.base = "{base}" is a {type(model).__name__}, whose layers '
+            f"can't be checkpointed ({str(error).splitlines()[0]}); leave it out, or take a smaller training.batch"
+        ) from error
+    # transformers makes embeddings' outputs need a gradient, which only re-entrant checkpoints ask for
+    if hasattr(model, "_require_grads_hook"):
+        getattr(model, "disable_input_require_grads")()  # noqa: B009 (mypy knows no such method)

@@ -1,4 +1,4 @@
-"""Where a model lies: `model.device` of a recipe, `--device` of a command.
+"""Decides where a model lies: `model.device` of a recipe, `--device` of a command.
 
 auto      a GPU if there is one, else the CPU
 cpu
@@ -7,6 +7,7 @@ map       layers over all GPUs, as `accelerate` deals them out, the rest on the 
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +15,9 @@ import torch
 from fedseed.errors import RecipeError
 from fedseed.weights.devices import devices_of
 
-Places = Mapping[str, torch.device]  # module name -> where it lies; "" is the whole model
-
 
 def find_device(name: str) -> torch.device | None:
-    """The device of a name; None for "map".
+    """Returns the device of a name; None for "map".
 
     Raises:
         RecipeError: this machine has no such device.
@@ -44,10 +43,10 @@ def find_device(name: str) -> torch.device | None:
 
 
 def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
-    """Which modules go where, with all GPUs' and the CPU's free memory; a layer stays in one piece.
+    """Returns which modules go where, with all GPUs' and the CPU's free memory; a layer stays in one piece.
 
     Raises:
-        RecipeError: it does not fit.
+        RecipeError: the model does not fit.
     """
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
@@ -61,31 +60,28 @@ def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
             for name, place in found.items()}  # fmt: skip
 
 
-def spread(model: Any, places: Places) -> Any:
-    """Move modules to their places; what passes from one to the next is moved on the way. Returns the model.
+def spread(model: Any, places: Mapping[str, torch.device]) -> Any:
+    """Moves modules to their places; what passes from one to the next is moved on the way. Returns the model.
 
     Every module computes where it lies, those on the CPU too, so a parameter is never anywhere else than in its place.
 
     Args:
         model: a torch module.
-        places: a device for each module, by name; together they are all of the model.
+        places: a device for each module, by name ("": the whole model); together they are all of the model.
     """
     from accelerate.utils import send_to_device
 
-    skipped = getattr(model, "_skip_keys_device_placement", None)  # what looks after its tensors itself: a cache
+    skipped = getattr(model, "_skip_keys_device_placement", None)  # a cache moves its own tensors
 
-    def bringing(device: torch.device) -> Any:
-        def bring(module: Any, args: Any, kwargs: Any) -> Any:
-            return send_to_device(args, device), send_to_device(kwargs, device, skip_keys=skipped)
-
-        return bring
+    def bring(device: torch.device, module: Any, args: Any, kwargs: Any) -> Any:
+        return send_to_device(args, device), send_to_device(kwargs, device, skip_keys=skipped)
 
     for name, device in places.items():
         part = model.get_submodule(name)
         if devices_of([*part.parameters(), *part.buffers()]) != (device,):
             part.to(device)
         if len(places) > 1:
-            part.register_forward_pre_hook(bringing(device), with_kwargs=True)
+            part.register_forward_pre_hook(partial(bring, device), with_kwargs=True)
     if len(places) > 1:
         first = next(model.parameters()).device
         model.register_forward_hook(lambda module, args, output: send_to_device(output, first, skip_keys=skipped))

@@ -21,20 +21,6 @@ def length_of(item: Any) -> int:
     return max(len(getattr(sequence, "ids", ())) for sequence in sequences)
 
 
-_Size = tuple[int, int, int]  # of a batch: its rows, and the most tokens of one, in an encoder and a decoder apart
-
-
-def _with(size: _Size, item: Any) -> _Size:
-    """The size of a batch with one more example."""
-    rows, first, second = size
-    for sequence in sequences_of(item):
-        pair = isinstance(sequence, Pair)
-        first = max(first, len(sequence.source if pair else sequence.ids))
-        second = max(second, len(sequence.target) if pair else 0)
-        rows += 1
-    return rows, first, second
-
-
 def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -> Iterator[Sequence[Any]]:
     """Cut the examples of a step, in their order, into what goes through the model at a time.
 
@@ -50,15 +36,17 @@ def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -
         for at in range(0, len(items), batch):
             yield items[at : at + batch]
         return
-    begin, size = 0, (0, 0, 0)
+    begin, size = 0, (0, 0, 0)  # of a batch: its rows, and the most tokens of one, in an encoder and a decoder apart
     for at, item in enumerate(items):
         if not length_of(item):
             raise RecipeError(
                 f"method.training.batch_tokens = {tokens}: these examples have no tokens; leave it out and set "
                 "method.training.batch"
             )
-        rows, first, second = size = _with(size, item)
-        if rows * (first + second) > tokens and at > begin:
+        sides = [(one.source, one.target) if isinstance(one, Pair) else (one.ids, ()) for one in sequences_of(item)]
+        alone = len(sides), max(len(first) for first, _ in sides), max(len(second) for _, second in sides)
+        size = size[0] + alone[0], max(size[1], alone[1]), max(size[2], alone[2])
+        if size[0] * (size[1] + size[2]) > tokens and at > begin:
             yield items[begin:at]
-            begin, size = at, _with((0, 0, 0), item)
+            begin, size = at, alone
     yield items[begin:]

@@ -9,12 +9,11 @@ the model sees it when it gives one answer. A template that marks its answers it
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError, nodes
 
 from fedseed.objectives.tokens import Span, Tokens
 from fedseed.tasks.chats import answers_of
@@ -28,16 +27,11 @@ TODAY = """{%- macro strftime_now(format) -%}
 """
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 PROBE = "probe of the system"
+MOST_TIMES = 1000  # that a template may write the same
 
 
-@dataclass(frozen=True)
-class Written:
-    """A chat as text.
-
-    Args:
-        text: all of it.
-        answers: where the answers are, in characters.
-    """
+class Written(NamedTuple):
+    """A chat as text, and where its answers are, in characters."""
 
     text: str
     answers: tuple[Span, ...]
@@ -66,7 +60,7 @@ class ChatTemplate:
     # -- text --------------------------------------------------------------------------------------------------------
 
     def text(self, messages: Sequence[Message], tools: Sequence[Message] = (), asking: bool = False) -> str:
-        """A chat as the template writes it.
+        """Returns a chat as the template writes it.
 
         Args:
             messages: the chat.
@@ -78,12 +72,8 @@ class ChatTemplate:
         """
         return self._rendered(messages, tools, add_generation_prompt=asking)[0]
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
-        """Tokens of a chat that asks the assistant for an answer, for generation."""
-        return self._encode(self.text(self.accepted(messages)[0], tools, asking=True))[0]
-
     def accepted(self, messages: Sequence[Message]) -> tuple[list[Message], bool]:
-        """A chat as the template takes it, and whether it was changed for that.
+        """Returns a chat as the template takes it, and whether it was changed for that.
 
         Where the template refuses a system message or leaves it out (Gemma's), it goes before the first user's.
         """
@@ -97,7 +87,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_system(self) -> bool:
-        """Whether the template writes a system message."""
+        """Returns whether the template writes a system message."""
         system = {"role": "system", "content": PROBE}
         try:
             return PROBE in self.text([system, {"role": "user", "content": "a"}], asking=True)
@@ -106,6 +96,8 @@ class ChatTemplate:
 
     def _template(self, tools: Sequence[Message]) -> str:
         text = self.tokenizer.get_chat_template(self._given or None, list(tools) or None)
+        if "*" in text:  # 'a' * 4000000000 is done where it is compiled
+            _check_products(text)
         return f"{TODAY}{text}" if "strftime_now" in text else str(text)
 
     def _rendered(
@@ -130,7 +122,7 @@ class ChatTemplate:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def write(self, messages: Sequence[Message], tools: Sequence[Message], last_only: bool) -> list[Written]:
-        """A chat with the places of its answers; several texts where the template rewrites earlier answers.
+        """Returns a chat with the places of its answers; several texts where the template rewrites earlier answers.
 
         Args:
             messages: a chat that ends with an answer, as the template takes it.
@@ -165,7 +157,7 @@ class ChatTemplate:
     # -- tokens ------------------------------------------------------------------------------------------------------
 
     def prepare(self, chat: Chat) -> list[Tokens]:
-        """A chat's tokens, of whatever length; several examples where the template rewrites earlier answers.
+        """Returns a chat's tokens, of whatever length; several examples where the template rewrites earlier answers.
 
         Raises:
             ValueError: the template refuses the chat; names the chat and the template's reason.
@@ -176,7 +168,7 @@ class ChatTemplate:
             remarks = ["system"] if merged else []
             if len(written) > 1:
                 remarks.append("apart")
-            if any(name not in written[0].text for name in map(_name_of, chat.tools)):
+            if any(str(tool.get("function", tool).get("name", "")) not in written[0].text for tool in chat.tools):
                 remarks.append("tools")
             return [self._tokens(one, tuple(remarks)) for one in written]
         except ValueError as error:
@@ -186,13 +178,13 @@ class ChatTemplate:
         ids, places = self._encode(written.text, [begin for begin, _ in written.answers])
         spans = [self._answer(ids, places, begin, end) for begin, end in written.answers]
         begin, end = spans[-1]
-        if end == len(ids) and not self._ends(ids[-1]):  # nothing ends the answer
+        if end == len(ids) and ids[-1] not in self._enders:  # nothing ends the answer
             ids = [*ids, self.tokenizer.eos_token_id]
             spans[-1] = begin, end + 1
         return Tokens(tuple(ids), begin, tuple(spans), remarks=remarks)
 
     def _encode(self, text: str, asked: Sequence[int] = ()) -> tuple[list[int], list[Span]]:
-        """Tokens, and the characters that each stands for.
+        """Returns tokens, and the characters that each stands for.
 
         An answer begins with a token of its own, as in generation: text is tokenised apart where one would reach
         across (after a template that asks with a blank at its end, say).
@@ -209,7 +201,7 @@ class ChatTemplate:
         return ids, places
 
     def _encode_whole(self, text: str) -> tuple[list[int], list[Span]]:
-        """The tokens of a text; where the tokenizer left blanks out of one's characters, it begins with them."""
+        """Returns a text's tokens and places; a token whose blanks the tokenizer left out begins with them."""
         made = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         places, before = [], 0
         for begin, end in made["offset_mapping"]:
@@ -218,35 +210,42 @@ class ChatTemplate:
         return list(made["input_ids"]), places
 
     def _answer(self, ids: Sequence[int], places: Sequence[Span], begin: int, end: int) -> Span:
-        """The tokens that begin within some characters, without the blanks after the one that ends the answer."""
+        """Returns the tokens that begin within some characters, without blanks after the one that ends the answer."""
         inside = [i for i, (at, _) in enumerate(places) if begin <= at < end]
         if not inside:
             raise ValueError("the chat template writes nothing where it asks for an answer")
         first, last = inside[0], inside[-1]
-        while last > first and not self._ends(ids[last]) and not self.tokenizer.decode([ids[last]]).strip():
+        while last > first and ids[last] not in self._enders and not self.tokenizer.decode([ids[last]]).strip():
             last -= 1
-        return first, (last if self._ends(ids[last]) else inside[-1]) + 1
-
-    def _ends(self, token: int) -> bool:
-        """Whether a token may end an answer: a special one, or one that was added to the vocabulary."""
-        return token in self._enders
+        return first, (last if ids[last] in self._enders else inside[-1]) + 1
 
     @cached_property
     def _enders(self) -> frozenset[int]:
+        """Returns tokens that may end an answer: special ones, and those that were added to the vocabulary."""
         added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items()}
         return frozenset({i for i, text in added.items() if text.strip()} | set(self.tokenizer.all_special_ids))
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """The token that ends an answer; None: none does, or the template takes more than a question and an answer."""
+        """Returns what token ends an answer; None: none, or the template takes more than a question and an answer."""
         probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         try:
             tokens = self._tokens(self.write(probe, [], last_only=True)[-1], ())
         except ValueError:
             return None
         end = tokens.ids[tokens.learnt[-1][1] - 1]
-        return end if self._ends(end) else None
+        return end if end in self._enders else None
 
 
-def _name_of(tool: Message) -> str:
-    return str(tool.get("function", tool).get("name", ""))
+def _check_products(template: str) -> None:
+    """Raises ValueError if a template multiplies by much, which takes the memory of the machine."""
+    plain = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", template)  # a tag of transformers
+    try:
+        found = list(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain).find_all((nodes.Mul, nodes.Pow)))
+    except TemplateError:
+        return  # whoever renders it will say what is wrong
+    for product in found:
+        numbers = [one.value for one in product.find_all(nodes.Const) if isinstance(one.value, int | float)]
+        if isinstance(product, nodes.Pow) or max(numbers, default=0) > MOST_TIMES:
+            what = "raises to a power" if isinstance(product, nodes.Pow) else f"multiplies by {max(numbers):,}"
+            raise ValueError(f"the chat template {what}, which no chat needs; give another with task.chat_template")

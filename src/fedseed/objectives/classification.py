@@ -1,14 +1,18 @@
-"""Sequence classification (BERT, RoBERTa, LLaMA with a classification head): a text in, a class out."""
+"""Classification by a model's head: a text in (BERT, RoBERTa, LLaMA), or a picture (ViT, ResNet), a class out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Scoring
 from fedseed.objectives.tokens import padded
-from fedseed.tasks.data import MASK, Choice, Cloze
+from fedseed.tasks.data import MASK, Choice, Cloze, Picture
+
+KEPT = 1 << 30  # bytes of pixel values that are kept; beyond, a picture is processed each time it is used
 
 
 @dataclass(frozen=True)
@@ -25,14 +29,10 @@ def classes_of(examples: Sequence[Choice | Cloze]) -> tuple[str, ...]:
     Raises:
         ValueError: examples have options of their own, as in tasks of multiple choice.
     """
-    first = _options(examples[0])
-    if any(_options(example) != first for example in examples):
+    options = [example.options if isinstance(example, Choice) else example.words for example in examples]
+    if any(other != options[0] for other in options):
         raise ValueError("each example has options of its own, which are no classes: it needs a language model")
-    return tuple(option.strip() for option in first)
-
-
-def _options(example: Choice | Cloze) -> tuple[str, ...]:
-    return example.options if isinstance(example, Choice) else example.words
+    return tuple(option.strip() for option in options[0])
 
 
 class TextClasses(Scoring):
@@ -50,32 +50,83 @@ class TextClasses(Scoring):
     """
 
     def __init__(self, tokenizer: Any, max_length: int = 512) -> None:
-        self.tokenizer = tokenizer
-        self.max_length = max_length
-        self.dropped = 0
-        pads = [pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None]
-        if not pads:
+        super().__init__(tokenizer, max_length)
+        self.pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        if self.pad is None:
             raise ValueError("its tokenizer has no token to pad with (pad_token)")
-        self.pad = int(pads[0])
 
-    def prepare(self, examples: Sequence[Choice | Cloze]) -> list[ClassifiedText]:
-        """Tokenise; drop what is longer than `max_length`."""
-        items = []
-        for example in examples:
-            if isinstance(example, Choice):
-                text = example.text or example.prompt
-            else:
-                text = example.text.replace(MASK, self.tokenizer.mask_token or "")
-            ids = tuple(self.tokenizer(text)["input_ids"])
-            if len(ids) > self.max_length:
-                self.dropped += 1
-            else:
-                items.append(ClassifiedText(ids, example.gold))
-        return items
+    def item(self, example: Choice | Cloze) -> ClassifiedText | None:
+        if isinstance(example, Choice):
+            text = example.text or example.prompt
+        else:
+            text = example.text.replace(MASK, self.tokenizer.mask_token or "")
+        ids = tuple(self.tokenizer(text)["input_ids"])
+        return None if len(ids) > self.max_length else ClassifiedText(ids, example.gold)
 
     def scores(self, model: Any, items: Sequence[ClassifiedText], at_once: int | None = None) -> torch.Tensor:
         """Returns the classes' logits."""
         device = next(model.parameters()).device
         ids, mask = padded([item.ids for item in items], self.pad)
         logits: torch.Tensor = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+        return logits.float()
+
+
+class Images(Scoring):
+    """Which class a picture shows.
+
+    Resizing, cropping and normalising are the model's own image processor's, with its settings; nothing is random. Grey
+    pictures are repeated for a processor with three channels.
+
+    Args:
+        processor: a `transformers` image processor.
+        kept: bytes of pixel values kept in memory.
+    """
+
+    def __init__(self, processor: Any, kept: int = KEPT) -> None:
+        super().__init__(None, 0)
+        self.processor = processor
+        self._kept = kept
+        self._made: dict[Picture, torch.Tensor] = {}  # a picture is a key by its identity
+        mean = getattr(processor, "image_mean", None)
+        self._channels = len(mean) if isinstance(mean, list | tuple) else None
+
+    def item(self, example: Picture) -> Picture:
+        """The picture as it is: pixel values are made when they are used.
+
+        Raises:
+            RecipeError: its channels are not those of the processor.
+        """
+        channels = example.pixels.shape[2]
+        if self._channels is not None and channels not in (1, self._channels):
+            raise RecipeError(
+                f"model.base: a picture has {channels} channels, the model's image processor takes {self._channels}"
+            )
+        return example
+
+    def pixel_values(self, items: Sequence[Picture]) -> torch.Tensor:
+        """What the model is given: float32, shape (items, channels, height, width)."""
+        new = [item for item in dict.fromkeys(items) if item not in self._made]
+        made = dict(zip(new, self._process(new), strict=True)) if new else {}
+        values = torch.stack([made[item] if item in made else self._made[item] for item in items])
+        for item, tensor in made.items():
+            size = tensor.numel() * tensor.element_size()
+            if self._kept >= size:
+                self._kept -= size
+                self._made[item] = tensor.clone()  # not a view of the whole batch
+        return values
+
+    def _process(self, items: Sequence[Picture]) -> torch.Tensor:
+        pixels = [item.pixels for item in items]
+        if self._channels is not None:
+            pixels = [np.repeat(p, self._channels, axis=2) if p.shape[2] < self._channels else p for p in pixels]
+        with torch.device("cpu"):
+            batch = self.processor(images=pixels, return_tensors="pt", input_data_format="channels_last")
+        values: torch.Tensor = batch["pixel_values"]
+        return values.float()
+
+    def scores(self, model: Any, items: Sequence[Picture], at_once: int | None = None) -> torch.Tensor:
+        """Returns the classes' logits."""
+        first = next(model.parameters())
+        values = self.pixel_values(items).to(device=first.device, dtype=first.dtype)
+        logits: torch.Tensor = model(pixel_values=values).logits
         return logits.float()

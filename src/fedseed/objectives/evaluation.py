@@ -1,6 +1,6 @@
 """Evaluation on held-out examples: batched and deterministic."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import groupby
@@ -11,37 +11,20 @@ import torch
 
 from fedseed.models import adapters
 from fedseed.objectives.losses import CausalLM, Objective, Scoring
-from fedseed.objectives.tokens import padded
+from fedseed.objectives.seq2seq import Seq2SeqLM, answers_of
+from fedseed.objectives.tokens import longest_input, padded
 from fedseed.tasks import metrics as scoring
 from fedseed.tasks.data import Example
 
 
 @torch.no_grad()
 def mean_loss(model: torch.nn.Module, objective: Objective, items: Sequence[Any], batch: int = 32) -> float:
-    """The mean loss over all terms (response tokens) of all items."""
+    """Returns the mean loss over all terms (response tokens) of all items."""
     model.eval()
     total = 0.0
     for at in range(0, len(items), batch):
         total += float(objective.losses(model, items[at : at + batch]).sum())
     return total / sum(objective.weight(item) for item in items)
-
-
-def longest_input(model: Any) -> int | None:
-    """How many tokens a model has positions for; None: it does not say.
-
-    RoBERTa's kind counts positions from its padding index on, and so has fewer than its configuration says.
-    """
-    config = getattr(model, "config", None)
-    if config is None:
-        return None
-    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Embedding) and "position" in name and module.padding_idx is not None:
-            room = module.num_embeddings - module.padding_idx - 1
-            limit = room if limit is None else min(limit, room)
-    if limit is not None and adapters.has_virtual_tokens(model):
-        limit -= model.active_peft_config.num_virtual_tokens
-    return limit
 
 
 @torch.no_grad()
@@ -55,7 +38,7 @@ def generate(
     ends: Sequence[int] = (),
     around: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
 ) -> list[str]:
-    """Greedy responses, in the order of the prompts. Prompts are padded on the left and batched by length.
+    """Returns greedy responses, in the order of the prompts, which are padded on the left and batched by length.
 
     A prompt that leaves fewer positions than `max_new_tokens` gets as many tokens as the model has room for.
     With an adapter's virtual tokens only prompts of one length share a batch: padding would stand between the virtual
@@ -82,7 +65,11 @@ def generate(
         stops += [last] if tokenizer.decode([last]) == stop else []
     texts = [""] * len(prompts)
     alone = adapters.has_virtual_tokens(model)
-    for rows in _batches_with_room(encoded, room, max_new_tokens, batch, alone):
+    order = sorted((i for i in range(len(encoded)) if room[i] == max_new_tokens), key=lambda i: (len(encoded[i]), i))
+    parts = [list(group) for _, group in groupby(order, lambda i: len(encoded[i]) if alone else 0)]
+    batches = [part[at : at + batch] for part in parts for at in range(0, len(part), batch)]
+    # alone where there is less room than wanted, for that depends on a prompt's length
+    for rows in [*batches, *([i] for i in range(len(encoded)) if 0 < room[i] < max_new_tokens)]:
         ids, mask = padded([encoded[i] for i in rows], objective.pad, left=True)
         device = next(model.parameters()).device
         shown = nullcontext() if around is None else around(rows)
@@ -103,27 +90,12 @@ def generate(
     return texts
 
 
-def _batches_with_room(
-    encoded: Sequence[Sequence[int]], room: Sequence[int], wanted: int, batch: int, one_length: bool
-) -> Iterator[list[int]]:
-    """Prompts' numbers in batches by length; alone where there is less room than wanted, for that depends on length.
-
-    `one_length`: no batch has prompts of different lengths.
-    """
-    order = sorted((i for i in range(len(encoded)) if room[i] == wanted), key=lambda i: (len(encoded[i]), i))
-    for part in [list(g) for _, g in groupby(order, lambda i: len(encoded[i]))] if one_length else [order]:
-        for at in range(0, len(part), batch):
-            yield part[at : at + batch]
-    yield from ([i] for i in range(len(encoded)) if 0 < room[i] < wanted)
-
-
 def language_metrics(
     model: torch.nn.Module,
     objective: Any,
     examples: Sequence[Example],
     max_new_tokens: int = 32,
     scores: Sequence[str] = ("rouge_l",),
-    said: Callable[[Sequence[Example], Sequence[Any]], Sequence[str]] | None = None,
 ) -> dict[str, float]:
     """Returns loss, perplexity and scores of greedy responses (names of `fedseed.tasks.metrics.REGISTRY`).
 
@@ -135,7 +107,6 @@ def language_metrics(
         examples: what is evaluated on.
         max_new_tokens: of each response.
         scores: which scores.
-        said: gives the responses to usable examples, from their last items; None: what a causal model writes.
 
     Raises:
         ValueError: no example is usable.
@@ -146,11 +117,7 @@ def language_metrics(
     loss = mean_loss(model, objective, [item for _, items in prepared for item in items])
     metrics = {"loss": loss, "perplexity": exp(min(loss, 700.0))}
     if scores:
-        if said is None:
-            prompts = [item.ids[: item.response_start] for item in last]
-            responses: Sequence[str] = responses_to(model, objective, usable, prompts, max_new_tokens)
-        else:
-            responses = said(usable, last)
+        responses = responses_to(model, objective, usable, last, max_new_tokens)
         answers = [e.answers or (e.response,) for e in usable]
         metrics.update({name: scoring.REGISTRY.get(name)(responses, answers) for name in scores})
     return metrics
@@ -158,38 +125,38 @@ def language_metrics(
 
 def responses_to(
     model: torch.nn.Module,
-    objective: CausalLM,
+    objective: CausalLM | Seq2SeqLM,
     examples: Sequence[Example],
-    prompts: Sequence[Sequence[int]],
+    items: Sequence[Any],
     max_new_tokens: int,
     around: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
 ) -> list[str]:
-    """Greedy responses to examples, each ended as the example's are.
+    """Returns greedy responses to examples, each ended as the example's are.
 
     Args:
-        model: a causal language model.
-        objective: made the tokens.
+        model: a causal language model, or an encoder-decoder.
+        objective: made the items.
         examples: the examples.
-        prompts: the tokens of each one's prompt.
+        items: the last item of each.
         max_new_tokens: of each response.
-        around: gives what a batch is generated in, from its examples' numbers, row by row.
+        around: gives what a batch is generated in, from its examples' numbers, row by row; of causal models.
     """
+    if isinstance(objective, Seq2SeqLM):
+        return answers_of(model, objective, [example.prompt for example in examples], max_new_tokens)
+
+    def within(rows: Sequence[int], numbers: Sequence[int]) -> AbstractContextManager[Any]:
+        return nullcontext() if around is None else around([rows[number] for number in numbers])
+
     texts = [""] * len(examples)
-    ended = [(e.stop, objective.encoder.ends_of(e)) for e in examples]
+    ended = [(e.stop, objective.ends_of(e)) for e in examples]
     for stop, ends in sorted(set(ended)):
         rows = [i for i, how in enumerate(ended) if how == (stop, ends)]
-        own = None if around is None else partial(_of_these, around, rows)
-        theirs = [prompts[i] for i in rows]
-        found = generate(model, objective, theirs, max_new_tokens, stop=stop, ends=ends, around=own)
+        prompts = [items[i].ids[: items[i].response_start] for i in rows]
+        own = partial(within, rows)
+        found = generate(model, objective, prompts, max_new_tokens, stop=stop, ends=ends, around=own)
         for i, text in zip(rows, found, strict=True):
             texts[i] = text
     return texts
-
-
-def _of_these(
-    around: Callable[[Sequence[int]], AbstractContextManager[Any]], rows: Sequence[int], numbers: Sequence[int]
-) -> AbstractContextManager[Any]:
-    return around([rows[number] for number in numbers])
 
 
 def choice_metrics(

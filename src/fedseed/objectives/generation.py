@@ -8,7 +8,7 @@ import torch
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.models import adapters
-from fedseed.objectives.evaluation import longest_input
+from fedseed.objectives.tokens import longest_input
 
 Turns = Sequence[Mapping[str, str]]  # {"role": ..., "content": ...} each
 

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from fedseed.models.architectures import Architecture
-from fedseed.objectives.classification import TextClasses, classes_of
+from fedseed.objectives.classification import Images, TextClasses, classes_of
 from fedseed.objectives.evaluation import choice_metrics, language_metrics, mean_loss
-from fedseed.objectives.images import Images
-from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
-from fedseed.objectives.next_words import NextWords
+from fedseed.objectives.losses import CausalLM, Choices, Objective
+from fedseed.objectives.masked import MaskedLM, NextWords
 from fedseed.objectives.rewarded import Rewarded
-from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM, seq2seq_metrics
+from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.tasks.data import Choice, Cloze, Example, NextWord, Picture, TaskData
 from fedseed.tasks.rewards import Judge, RewardSettings
@@ -46,8 +45,7 @@ class ExampleKind:
 
 def _measure_language(objective: Any, data: TaskData, settings: EvaluationSettings) -> Measure:
     scores = tuple(dict.fromkeys((*data.scores, *settings.metrics))) if settings.rouge else ()
-    measured: Any = seq2seq_metrics if isinstance(objective, Seq2SeqLM) else language_metrics
-    return lambda model, examples: measured(model, objective, examples, settings.max_new_tokens, scores)
+    return lambda model, examples: language_metrics(model, objective, examples, settings.max_new_tokens, scores)
 
 
 def _measure_choices(
@@ -65,7 +63,6 @@ def _dropping(make: Any) -> Callable[..., Objective]:
 
 
 _measure_texts = partial(_measure_choices, batch=64, classes=True)
-_measure_pictures = partial(_measure_choices, batch=64)
 
 # of a type's kinds, the first is what it is for where nothing says otherwise
 KINDS: tuple[ExampleKind, ...] = (
@@ -77,23 +74,14 @@ KINDS: tuple[ExampleKind, ...] = (
     ExampleKind(Choice, "classification", _dropping(TextClasses), _measure_texts, bases=("masked",)),
     ExampleKind(Cloze, "masked", _dropping(MaskedLM), _measure_choices),
     ExampleKind(Cloze, "classification", _dropping(TextClasses), _measure_texts),
-    ExampleKind(Picture, "image", lambda processor, settings: Images(processor), _measure_pictures),
+    ExampleKind(Picture, "image", lambda processor, settings: Images(processor), partial(_measure_choices, batch=64)),
 )
 
 
 def usable_sets(
     objective: Objective, sets: Mapping[str, Sequence[Any]], limit: str
 ) -> tuple[dict[str, list[Any]], list[str]]:
-    """Evaluation sets without the examples that the objective can't use, and a line about each set that has some.
-
-    Args:
-        objective: decides which examples are usable.
-        sets: examples by prefix of the metric's name.
-        limit: what makes an example too long, for the lines.
-
-    Raises:
-        ValueError: nothing is left of a set; names it.
-    """
+    """`usable_of` each evaluation set, by prefix of the metric's name. Raises ValueError if nothing is left of one."""
     kept: dict[str, list[Any]] = {}
     notes = []
     for prefix, examples in sets.items():
@@ -138,41 +126,42 @@ def short_answers(
     return [f"{short:,} answers get fewer than {wanted} (the model has {room:,} positions)"] if short else []
 
 
-def kind_of(data: TaskData, base: Architecture | None = None, wanted: Architecture | None = None) -> ExampleKind:
-    """The kind of a task's examples.
+def kind_of(
+    data: TaskData, base: Architecture | None = None, wanted: Architecture | None = None, prefix: str = ""
+) -> tuple[ExampleKind, tuple[str, ...]]:
+    """The kind of a task's examples, and the classes that a model needs an output for each of (none: no classifier).
 
     Args:
         data: the task's.
         base: what the base says it is; None: not known.
         wanted: what it is to be taken for, whatever it says.
+        prefix: a text before every prompt, of encoder-decoders.
 
     Raises:
         ValueError: there is no example, or of no known kind, or no model of the architecture that is wanted learns
-            from such examples.
+            from such examples; or they have no classes in common, or the models are no encoder-decoders.
     """
-    first = next((example for client in data.clients for example in client.examples), None)
-    fitting = [kind for kind in KINDS if isinstance(first, kind.example)]
+    examples = [example for client in data.clients for example in client.examples]
+    fitting = [kind for kind in KINDS if examples and isinstance(examples[0], kind.example)]
     if not fitting:
-        raise ValueError("the clients have no example" if first is None else f"examples of type {type(first).__name__}")
+        raise ValueError(
+            f"examples of type {type(examples[0]).__name__}" if examples else "the clients have no example"
+        )
     if wanted is not None:
-        for kind in fitting:
-            if kind.architecture == wanted:
-                return kind
-        known = ", ".join(f'"{kind.architecture}"' for kind in fitting)
-        raise ValueError(f'model.architecture = "{wanted}": its examples are for {known}')
-    exact = [kind for kind in fitting if kind.architecture == base]
-    made = [kind for kind in fitting if base in kind.bases]
-    return (exact or made or fitting)[0]
-
-
-def prefixed(kind: ExampleKind, prefix: str) -> ExampleKind:
-    """The kind with a text before every prompt. Raises ValueError if its models are no encoder-decoders."""
-    if not prefix:
-        return kind
-    if kind.architecture != "seq2seq":
+        found = [kind for kind in fitting if kind.architecture == wanted]
+        if not found:
+            known = ", ".join(f'"{kind.architecture}"' for kind in fitting)
+            raise ValueError(f'model.architecture = "{wanted}": its examples are for {known}')
+    else:
+        exact = [kind for kind in fitting if kind.architecture == base]
+        found = exact or [kind for kind in fitting if base in kind.bases] or fitting
+    kind = found[0]
+    if prefix and kind.architecture != "seq2seq":
         raise ValueError(f'model.prefix = "{prefix}": it is for encoder-decoders, such as T5; leave it out')
-    make: Any = kind.objective
-    return replace(kind, objective=partial(make, prefix=prefix))
+    if prefix:
+        make: Any = kind.objective
+        kind = replace(kind, objective=partial(make, prefix=prefix))
+    return kind, classes_of(examples) if kind.architecture == "classification" else data.classes
 
 
 def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
@@ -199,14 +188,3 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
         return measured
 
     return replace(kind, objective=objective, measure=measure)
-
-
-def classes_in(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:
-    """The classes that a model needs an output for each of; none: it is no classifier.
-
-    Raises:
-        ValueError: the examples have no classes in common.
-    """
-    if kind.architecture != "classification":
-        return data.classes
-    return classes_of([example for client in data.clients for example in client.examples])

@@ -10,9 +10,10 @@ from torch.nn.functional import cross_entropy
 
 from fedseed.errors import RecipeError
 from fedseed.models import adapters
-from fedseed.objectives.encoding import Encoder
+from fedseed.objectives.chats import ChatTemplate
 from fedseed.objectives.tokens import Tokens, Truncate, fitted, padded
-from fedseed.tasks.data import MASK, Choice, Cloze, Example
+from fedseed.tasks.chats import answers_of, plain_form
+from fedseed.tasks.data import Chat, ChatStyle, Choice, Example
 
 IGNORE = -100  # label of a token without loss
 
@@ -44,15 +45,30 @@ class Scoring(ABC):
 
     The loss is the cross-entropy of the scores, the prediction the highest.
 
-    Attributes:
-        dropped: how many examples could not be used so far.
+    Args:
+        tokenizer: a `transformers` tokenizer.
+        max_length: examples with more tokens are dropped and counted in `dropped`.
     """
 
-    dropped: int = 0
+    def __init__(self, tokenizer: Any, max_length: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.dropped = 0
 
     @abstractmethod
+    def item(self, example: Any) -> Any:
+        """Returns what an example becomes; None: it is too long.
+
+        Raises:
+            ValueError: the model's tokenizer can't say it.
+        """
+
     def prepare(self, examples: Sequence[Any]) -> list[Any]:
         """Turns examples into items; drops what is too long."""
+        made = [self.item(example) for example in examples]
+        kept = [item for item in made if item is not None]
+        self.dropped += len(made) - len(kept)
+        return kept
 
     @abstractmethod
     def scores(self, model: Any, items: Sequence[Any], at_once: int | None = None) -> torch.Tensor:
@@ -81,6 +97,18 @@ class Scoring(ABC):
         return self.losses_of(self.scores(model, items), items)
 
 
+def sums_of_rows(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of each row's values, added in their order: the same bits each time, on a GPU too.
+
+    (`index_add` adds there by atomic operations, in an order that differs from run to run.)
+
+    Args:
+        values: one number for each True of `kept`, row by row; float32.
+        kept: (rows, columns), which entries have a value.
+    """
+    return torch.segment_reduce(values, "sum", lengths=kept.sum(1), unsafe=True)
+
+
 class CausalLM:
     """Next-token loss on the response only (and on the end-of-sequence token after it).
 
@@ -107,11 +135,13 @@ class CausalLM:
         self.truncate = truncate
         self.dropped = 0
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self.encoder = Encoder(tokenizer)
+        self._templates: dict[str, ChatTemplate] = {}
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Ids of what stands before the response."""
-        return self.encoder.prompt_ids(prompt)
+        start = [self.tokenizer.bos_token_id] if self.tokenizer.bos_token_id is not None else []
+        ids: list[int] = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        return start + ids
 
     def prepare(self, examples: Sequence[Example]) -> list[Tokens]:
         """Tokenise; cut or drop what is longer than `max_length`.
@@ -120,18 +150,62 @@ class CausalLM:
         earlier answers. So may a text that is split.
 
         Raises:
-            RecipeError: a chat template refuses a chat.
+            RecipeError: a chat template refuses a chat, or the tokenizer can't be used with one.
         """
-        items = []
-        for made in self.encoder.encode(examples):
-            kept = [one for tokens in made for one in self._fitted(tokens)]
+        items, refused = [], []
+        for example in examples:
+            try:
+                made = self._encoded(example)
+            except ValueError as error:
+                refused.append(str(error))
+                continue
+            begins = int(made[0].ids[:1] == (self.tokenizer.bos_token_id,))
+            cut = (fitted(tokens, self.max_length, self.truncate, begins) for tokens in made)
+            kept = [one for pieces in cut for one in pieces if one.terms]
             self.dropped += not kept
             items += kept
+        if refused:
+            rest = f" (and {len(refused) - 1:,} more chats)" if len(refused) > 1 else ""
+            raise RecipeError(refused[0] + rest)
         return items
 
-    def _fitted(self, tokens: Tokens) -> list[Tokens]:
-        begins = int(tokens.ids[:1] == (self.tokenizer.bos_token_id,))
-        return [one for one in fitted(tokens, self.max_length, self.truncate, begins) if one.terms]
+    def _encoded(self, example: Example) -> list[Tokens]:
+        """An example's tokens, of whatever length; of a chat in its plain form, those of each answer that is learnt."""
+        if not isinstance(example, Chat):
+            return [self._pair(example.prompt, example.response, example.stop)]
+        template = self._template_of(example.style)
+        if template is not None:
+            return template.prepare(example)
+        remarks = () if example.style.writing == "plain" else ("plain",)
+        wanted = answers_of(example.messages) if example.style.loss_on == "all" else [len(example.messages) - 1]
+        return [self._pair(*plain_form(example.messages, example.tools, i), remarks=remarks) for i in wanted]
+
+    def _pair(self, prompt: str, response: str, stop: str = "", remarks: tuple[str, ...] = ()) -> Tokens:
+        before = self.prompt_ids(prompt)
+        after = self.tokenizer(response + stop, add_special_tokens=False)["input_ids"]
+        ids = (*before, *after) if stop else (*before, *after, self.tokenizer.eos_token_id)
+        return Tokens(ids, max(1, len(before)), remarks=remarks)  # nothing says what a first token should be
+
+    def _template_of(self, style: ChatStyle) -> ChatTemplate | None:
+        """What writes chats of a style; None: they are written plainly."""
+        if style.writing == "plain" or (style.writing == "auto" and not self.tokenizer.chat_template):
+            return None
+        if style.writing == "own" and not self.tokenizer.chat_template:
+            raise RecipeError(
+                'task.chat_template = "own": the base\'s tokenizer has no chat template; give a file with one'
+            )
+        if style.template not in self._templates:
+            try:
+                self._templates[style.template] = ChatTemplate(self.tokenizer, style.template)
+            except ValueError as error:
+                raise RecipeError(f"model.base: {error}") from error
+        return self._templates[style.template]
+
+    def ends_of(self, example: Example) -> tuple[int, ...]:
+        """The tokens that end a response to an example, besides the end-of-sequence token."""
+        template = self._template_of(example.style) if isinstance(example, Chat) else None
+        end = None if template is None else template.end_of_turn
+        return () if end is None or end == self.tokenizer.eos_token_id else (end,)
 
     def weight(self, item: Tokens) -> int:
         """Response tokens, with what ends the response."""
@@ -157,8 +231,7 @@ class CausalLM:
         kept = targets != IGNORE  # only positions that carry loss go through the softmax
         predicted = logits[:, :-1].reshape(-1, logits.shape[-1])[kept]
         each = cross_entropy(predicted.float(), targets[kept], reduction="none")
-        rows = torch.arange(len(items), device=device).repeat_interleave(labels.shape[1] - 1)[kept]
-        return torch.zeros(len(items), device=device).index_add(0, rows, each)
+        return sums_of_rows(each, kept.reshape(len(items), -1))
 
 
 @dataclass(frozen=True)
@@ -186,39 +259,23 @@ class Choices(Scoring):
     """
 
     def __init__(self, tokenizer: Any, max_length: int = 1024, truncate: Truncate = "drop") -> None:
-        self.tokenizer = tokenizer
-        self.max_length = max_length
+        super().__init__(tokenizer, max_length)
         self.truncate = truncate
-        self.dropped = 0
         self._language = CausalLM(tokenizer, max_length)
 
-    def prepare(self, examples: Sequence[Choice]) -> list[Options]:
-        """Tokenise; drop what is longer than `max_length`.
-
-        Raises:
-            ValueError: the tokenizer makes nothing of an option.
-        """
-        items = []
-        for example in examples:
-            prompt = self._language.prompt_ids(example.prompt)
-            sequences = []
-            for option in example.options:
-                ids = self.tokenizer(option, add_special_tokens=False)["input_ids"]
-                if not ids:
-                    raise ValueError(f"option {option!r} has no token")
-                sequences.append(Tokens((*prompt, *ids), len(prompt)))
-            over = max(len(sequence.ids) for sequence in sequences) - self.max_length
-            kept = int(prompt[:1] == [self.tokenizer.bos_token_id])
-            if over > 0 and (self.truncate != "left" or len(prompt) - over <= kept):
-                self.dropped += 1
-                continue
-            if over > 0:  # all options stand after the same prompt
-                sequences = [
-                    Tokens(s.ids[:kept] + s.ids[kept + over :], s.response_start - over, cut=over) for s in sequences
-                ]
-            right = example.right or (example.gold,)
-            items.append(Options(tuple(sequences), example.gold, right, example.teacher_forcing))
-        return items
+    def item(self, example: Choice) -> Options | None:
+        prompt = self._language.prompt_ids(example.prompt)
+        options = [self.tokenizer(option, add_special_tokens=False)["input_ids"] for option in example.options]
+        if not all(options):
+            raise ValueError(f"option {example.options[options.index([])]!r} has no token")
+        over = len(prompt) + max(map(len, options)) - self.max_length
+        kept = int(prompt[:1] == [self.tokenizer.bos_token_id])
+        if over > 0 and (self.truncate != "left" or len(prompt) - over <= kept):
+            return None
+        if over > 0:  # all options stand after the same prompt
+            prompt = prompt[:kept] + prompt[kept + over :]
+        sequences = tuple(Tokens((*prompt, *ids), len(prompt), cut=max(0, over)) for ids in options)
+        return Options(sequences, example.gold, example.right or (example.gold,), example.teacher_forcing)
 
     def weight(self, item: Options) -> int:
         """Each choice is one term; with teacher forcing, each token of the right option."""
@@ -250,99 +307,6 @@ class Choices(Scoring):
         if all(item.teacher_forcing for item in items):  # the other options are not needed
             return self._language.losses(model, [item.sequences[item.gold] for item in items])
         return super().losses(model, items)
-
-
-@dataclass(frozen=True)
-class Blank:
-    """A tokenised cloze: all ids, where the mask is, the words' ids, and which one is right."""
-
-    ids: tuple[int, ...]
-    mask: int
-    words: tuple[int, ...]
-    gold: int
-
-
-class MaskedLM(Scoring):
-    """Which of an example's words fills its blank (prompt-based tuning of masked language models).
-
-    Gao, Fisch, Chen, "Making Pre-trained Language Models Better Few-shot Learners", 2021, Section 4: the words' logits
-    at the mask are the scores, the loss is their cross-entropy, the prediction the highest.
-
-    Args:
-        tokenizer: a `transformers` tokenizer with a mask token.
-        max_length: examples with more tokens are dropped and counted in `dropped`.
-
-    Raises:
-        ValueError: the tokenizer has no mask token.
-    """
-
-    def __init__(self, tokenizer: Any, max_length: int = 512) -> None:
-        if tokenizer.mask_token_id is None:
-            raise ValueError("its tokenizer has no mask token (mask_token)")
-        self.tokenizer = tokenizer
-        self.max_length = max_length
-        self.dropped = 0
-        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.mask_token_id
-        self._word_ids: dict[tuple[str, ...], tuple[int, ...]] = {}
-
-    def word_ids(self, words: tuple[str, ...]) -> tuple[int, ...]:
-        """The words' tokens.
-
-        Raises:
-            ValueError: a word is not one token of the tokenizer, or two words are the same token.
-        """
-        if words not in self._word_ids:
-            ids = []
-            for word in words:
-                tokens = self.tokenizer(word, add_special_tokens=False)["input_ids"]
-                if len(tokens) != 1 or tokens[0] == self.tokenizer.unk_token_id:
-                    parts = self.tokenizer.convert_ids_to_tokens(tokens)
-                    raise ValueError(f"the label word {word!r} is not one token of the model's tokenizer: {parts}")
-                ids.append(int(tokens[0]))
-            if len(set(ids)) < len(ids):
-                raise ValueError(f"the label words {words} are not different tokens of the model's tokenizer")
-            self._word_ids[words] = tuple(ids)
-        return self._word_ids[words]
-
-    def prepare(self, examples: Sequence[Cloze]) -> list[Blank]:
-        """Tokenise; drop what is longer than `max_length`.
-
-        Raises:
-            ValueError: a label word is not one token, or a text has other masks than its blank.
-        """
-        items = []
-        for example in examples:
-            words = self.word_ids(example.words)
-            ids = self.tokenizer(example.text.replace(MASK, self.tokenizer.mask_token))["input_ids"]
-            if ids.count(self.tokenizer.mask_token_id) != 1:
-                raise ValueError(f"the text must have one {self.tokenizer.mask_token}: {example.text[:60]!r}")
-            if len(ids) > self.max_length:
-                self.dropped += 1
-            else:
-                items.append(Blank(tuple(ids), ids.index(self.tokenizer.mask_token_id), words, example.gold))
-        return items
-
-    def scores(self, model: Any, items: Sequence[Blank], at_once: int | None = None) -> torch.Tensor:
-        """Returns the logits of each item's words at its blank."""
-        size, most = at_once or len(items), max(len(item.words) for item in items)
-        return torch.cat([self._scores(model, items[at : at + size], most) for at in range(0, len(items), size)])
-
-    def logits(self, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Returns the logits of a batch, (items, tokens, vocabulary)."""
-        logits: torch.Tensor = model(input_ids=ids, attention_mask=mask).logits
-        return logits
-
-    def _scores(self, model: torch.nn.Module, items: Sequence[Blank], most: int) -> torch.Tensor:
-        device = next(model.parameters()).device
-        ids, mask = padded([item.ids for item in items], self.pad)
-        logits = self.logits(model, ids.to(device), mask.to(device))
-        blanks = torch.tensor([item.mask for item in items], device=device)
-        words = torch.tensor([[*i.words, *[0] * (most - len(i.words))] for i in items], device=device)
-        found = logits[torch.arange(len(items), device=device)[:, None], blanks[:, None], words].float()
-        if all(len(item.words) == most for item in items):
-            return found
-        absent = torch.tensor([[column >= len(i.words) for column in range(most)] for i in items], device=device)
-        return found.masked_fill(absent, -torch.inf)
 
 
 class Supervised:

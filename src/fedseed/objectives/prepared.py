@@ -1,6 +1,6 @@
 """Clients' examples made ready, and what a person is told about them: once a run, with whose they are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +36,6 @@ class Prepared:
         """How many of its items were cut."""
         return sum(getattr(item, "cut", 0) > 0 for item in self.items)
 
-    def remarked(self, remark: str) -> int:
-        """How many of its items were treated in a way (`REMARKS`)."""
-        return sum(remark in getattr(item, "remarks", ()) for item in self.items)
-
 
 def prepare_clients(objective: Objective, clients: Sequence[ClientData]) -> list[Prepared]:
     """Make all clients' examples ready."""
@@ -68,26 +64,16 @@ def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
         limit: what makes an example too long, for a person.
     """
     lines = []
-    dropped = _counted(prepared, lambda client: client.dropped)
-    if dropped:
-        lines.append(f"{dropped[0]:,} of the clients' examples left out (over {limit}){dropped[1]}")
-    cut = _counted(prepared, lambda client: client.cut)
-    if cut:
-        lines.append(f"{cut[0]:,} of the clients' examples cut (over {limit}){cut[1]}")
-    for remark, text in REMARKS.items():
-        found = sum(client.remarked(remark) for client in prepared)
+    for what, counts in (("left out", [one.dropped for one in prepared]), ("cut", [one.cut for one in prepared])):
+        found = [f"{one.name} {n:,}" for one, n in zip(prepared, counts, strict=True) if n]
+        whose = f"; whose: {_named(found)}" if len(prepared) > 1 else ""
         if found:
-            lines.append(f"{found:,} of the clients' examples {text}")
+            lines.append(f"{sum(counts):,} of the clients' examples {what} (over {limit}){whose}")
+    for remark, text in REMARKS.items():
+        times = sum(remark in getattr(item, "remarks", ()) for one in prepared for item in one.items)
+        if times:
+            lines.append(f"{times:,} of the clients' examples {text}")
     return tuple(lines)
-
-
-def _counted(prepared: Sequence[Prepared], count: Callable[[Prepared], int]) -> tuple[int, str] | None:
-    """How many there are of something, and whose they are; nothing if there are none."""
-    found = [(client.name, n) for client in prepared if (n := count(client))]
-    if not found:
-        return None
-    whose = f"; whose: {_named([f'{name} {n:,}' for name, n in found])}" if len(prepared) > 1 else ""
-    return sum(n for _, n in found), whose
 
 
 def _named(names: Sequence[str]) -> str:

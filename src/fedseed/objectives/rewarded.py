@@ -14,7 +14,7 @@ import torch
 
 from fedseed.objectives.evaluation import responses_to
 from fedseed.objectives.losses import CausalLM
-from fedseed.objectives.seq2seq import Pair, Seq2SeqLM, answers_of
+from fedseed.objectives.seq2seq import Pair, Seq2SeqLM
 from fedseed.objectives.tokens import Tokens
 from fedseed.randomness import Basis
 from fedseed.tasks.data import Example
@@ -30,28 +30,17 @@ class Asked:
 
     Args:
         example: what the reward function gets.
-        tokens: the same as its language objective has it.
+        tokens: the same as its language objective has it; the next three are the tokens' own.
+        ids: all of them, the expected answer's too.
+        cut: how many were cut away.
+        remarks: what else was done to the example.
     """
 
     example: Example
     tokens: Tokens | Pair
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """All its tokens, the expected answer's too."""
-        return self.tokens.ids
-
-    @property
-    def cut(self) -> int:
-        """How many tokens were cut away."""
-        cut: int = getattr(self.tokens, "cut", 0)
-        return cut
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What else was done to it."""
-        remarks: tuple[str, ...] = getattr(self.tokens, "remarks", ())
-        return remarks
+    ids: tuple[int, ...]
+    cut: int = 0
+    remarks: tuple[str, ...] = ()
 
 
 class Rewarded:
@@ -71,38 +60,25 @@ class Rewarded:
 
     def __init__(self, language: CausalLM | Seq2SeqLM, reward: Any, max_new_tokens: int = 32) -> None:
         self.language = language
+        self.tokenizer = language.tokenizer
+        self.dropped = 0
         self.judge = reward if isinstance(reward, Judge) else Judge(reward)
         self.max_new_tokens = max_new_tokens
 
-    @property
-    def dropped(self) -> int:
-        """How many examples could not be used so far."""
-        return self.language.dropped
-
-    @dropped.setter
-    def dropped(self, count: int) -> None:
-        self.language.dropped = count
-
-    @property
-    def tokenizer(self) -> Any:
-        """Of the model."""
-        return self.language.tokenizer
-
     def prepare(self, examples: Sequence[Example]) -> list[Asked]:
         """Tokenise; an example is asked once, also a chat that has several answers to be learnt: for the last one."""
-        made = [(example, self.language.prepare([example])) for example in examples]
-        return [Asked(example, items[-1]) for example, items in made if items]
+        made = [(example, items[-1]) for example in examples if (items := self.language.prepare([example]))]
+        self.dropped += len(examples) - len(made)
+        return [Asked(e, t, t.ids, getattr(t, "cut", 0), getattr(t, "remarks", ())) for e, t in made]
 
     def weight(self, item: Asked) -> int:
         """Each answer is one term."""
         return 1
 
-    def answers(self, model: Any, items: Sequence[Asked]) -> list[str]:
-        """What the model says, greedily."""
-        examples = [item.example for item in items]
-        if isinstance(self.language, Seq2SeqLM):
-            return answers_of(model, self.language, [example.prompt for example in examples], self.max_new_tokens)
-        return responses_to(model, self.language, examples, [_prompt(item) for item in items], self.max_new_tokens)
+    def answers(self, model: Any, items: Sequence[Asked], around: Any = None) -> list[str]:
+        """What the model says, greedily; `around` as in `responses_to`."""
+        examples, tokens = [item.example for item in items], [item.tokens for item in items]
+        return responses_to(model, self.language, examples, tokens, self.max_new_tokens, around)
 
     @torch.no_grad()
     def losses(self, model: torch.nn.Module, items: Sequence[Asked]) -> torch.Tensor:
@@ -145,9 +121,8 @@ class Rewarded:
             def around(rows: Sequence[int]) -> AbstractContextManager[Any]:
                 return space.perturbed_rows(basis, [moves[i][0] for i in rows], [moves[i][1] for i in rows])
 
-            examples, prompts = [item.example for item in items], [_prompt(item) for item in items]
             try:
-                said = responses_to(space.model, self.language, examples, prompts, self.max_new_tokens, around)
+                said = self.answers(space.model, items, around)
             except RowsError:  # weights are used outside of the model's forward
                 pass
             else:
@@ -158,8 +133,3 @@ class Rewarded:
         """Minus the answers' rewards, shape (items,)."""
         rewards = self.judge([item.example for item in items], answers)
         return -torch.tensor(rewards, dtype=torch.float32, device=device)
-
-
-def _prompt(item: Asked) -> tuple[int, ...]:
-    tokens: Any = item.tokens
-    return tuple(tokens.ids[: tokens.response_start])

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseed.objectives.evaluation import language_metrics, longest_input
-from fedseed.objectives.losses import IGNORE, Choices, Options
-from fedseed.objectives.tokens import padded
+from fedseed.objectives.losses import IGNORE, Choices, Options, sums_of_rows
+from fedseed.objectives.tokens import longest_input, padded
 from fedseed.tasks.data import Choice, Example
 
 
@@ -49,15 +48,12 @@ class Seq2SeqLM:
         self.max_length = max_length
         self.prefix = prefix
         self.dropped = 0
-        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self.pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
-    def source_ids(self, prompt: str) -> tuple[int, ...]:
-        """What the encoder reads."""
-        return tuple(self.tokenizer(self.prefix + prompt)["input_ids"])
-
-    def target_ids(self, response: str) -> tuple[int, ...]:
-        """What the decoder is to say."""
-        return tuple(self.tokenizer(text_target=response.strip())["input_ids"])
+    def pair(self, prompt: str, response: str) -> Pair:
+        """A prompt, with the prefix before it, and a response as tokens."""
+        source = self.tokenizer(self.prefix + prompt)["input_ids"]
+        return Pair(tuple(source), tuple(self.tokenizer(text_target=response.strip())["input_ids"]))
 
     def fits(self, *pairs: Pair) -> bool:
         """Whether none of them is longer than `max_length`."""
@@ -65,7 +61,7 @@ class Seq2SeqLM:
 
     def prepare(self, examples: Sequence[Example]) -> list[Pair]:
         """Tokenise; drop what is longer than `max_length`."""
-        made = [Pair(self.source_ids(example.prompt), self.target_ids(example.response)) for example in examples]
+        made = [self.pair(example.prompt, example.response) for example in examples]
         kept = [pair for pair in made if self.fits(pair)]
         self.dropped += len(made) - len(kept)
         return kept
@@ -74,23 +70,19 @@ class Seq2SeqLM:
         """Response tokens, with the special ones."""
         return len(item.target)
 
-    def collate(self, items: Sequence[Pair]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Right-padded input_ids and attention_mask, (batch, longest prompt), and labels, (batch, longest response)."""
-        ids, mask = padded([item.source for item in items], self.pad)
-        labels, _ = padded([item.target for item in items], IGNORE)
-        return ids, mask, labels
-
     def losses(self, model: Any, items: Sequence[Pair]) -> torch.Tensor:
         """Sum of -log p over the response tokens of each item."""
         device = next(model.parameters()).device
-        ids, mask, labels = (tensor.to(device) for tensor in self.collate(items))
+        ids, mask = padded([item.source for item in items], self.pad)
+        labels = padded([item.target for item in items], IGNORE)[0].to(device)
         shifted = model.prepare_decoder_input_ids_from_labels(labels=labels)
-        logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=shifted, use_cache=False).logits
+        logits = model(
+            input_ids=ids.to(device), attention_mask=mask.to(device), decoder_input_ids=shifted, use_cache=False
+        ).logits
         targets = labels.reshape(-1)
         kept = targets != IGNORE  # only positions that carry loss go through the softmax
         each = cross_entropy(logits.reshape(-1, logits.shape[-1])[kept].float(), targets[kept], reduction="none")
-        rows = torch.arange(len(items), device=device).repeat_interleave(labels.shape[1])[kept]
-        return torch.zeros(len(items), device=device).index_add(0, rows, each)
+        return sums_of_rows(each, kept.reshape(len(items), -1))
 
 
 class Seq2SeqChoices(Choices):
@@ -105,24 +97,14 @@ class Seq2SeqChoices(Choices):
     """
 
     def __init__(self, tokenizer: Any, max_length: int = 1024, prefix: str = "") -> None:
-        self.tokenizer = tokenizer
-        self.max_length = max_length
-        self.dropped = 0
+        super().__init__(tokenizer, max_length)
         self._language = Seq2SeqLM(tokenizer, max_length, prefix)  # type: ignore[assignment]  # as far as it is used
 
-    def prepare(self, examples: Sequence[Choice]) -> list[Options]:
-        """Tokenise; drop what is longer than `max_length`."""
+    def item(self, example: Choice) -> Options | None:
         language: Any = self._language
-        items = []
-        for example in examples:
-            source = language.source_ids(example.prompt)
-            pairs: Any = tuple(Pair(source, language.target_ids(option)) for option in example.options)
-            if not language.fits(*pairs):
-                self.dropped += 1
-                continue
-            right = example.right or (example.gold,)
-            items.append(Options(pairs, example.gold, right, example.teacher_forcing))
-        return items
+        pairs: Any = tuple(language.pair(example.prompt, option) for option in example.options)
+        right = example.right or (example.gold,)
+        return Options(pairs, example.gold, right, example.teacher_forcing) if language.fits(*pairs) else None
 
 
 @torch.no_grad()
@@ -142,31 +124,16 @@ def answers_of(
     limit = longest_input(model)
     room = max_new_tokens if limit is None else min(max_new_tokens, limit - 1)  # the start token takes one
     device = next(model.parameters()).device
-    encoded = [objective.source_ids(prompt) for prompt in prompts]
+    encoded = [objective.pair(prompt, "").source for prompt in prompts]
     order = sorted(range(len(encoded)), key=lambda i: (len(encoded[i]), i))
     texts = [""] * len(prompts)
     for at in range(0, len(order), batch):
         rows = order[at : at + batch]
         ids, mask = padded([encoded[i] for i in rows], objective.pad)
         output = model.generate(
-            **{"input_ids": ids.to(device), "attention_mask": mask.to(device), "pad_token_id": objective.pad},
-            **{"max_new_tokens": room, "do_sample": False, "num_beams": 1},
-        )
+            input_ids=ids.to(device), attention_mask=mask.to(device), pad_token_id=objective.pad, max_new_tokens=room,
+            do_sample=False, num_beams=1,
+        )  # fmt: skip
         for i, tokens in zip(rows, output.tolist(), strict=True):
             texts[i] = objective.tokenizer.decode(tokens, skip_special_tokens=True)
     return texts
-
-
-def seq2seq_metrics(
-    model: Any,
-    objective: Seq2SeqLM,
-    examples: Sequence[Example],
-    max_new_tokens: int = 32,
-    scores: Sequence[str] = ("rouge_l",),
-) -> dict[str, float]:
-    """Returns what `language_metrics` does, of the decoder's answers."""
-
-    def said(usable: Sequence[Example], items: Sequence[Pair]) -> list[str]:
-        return answers_of(model, objective, [example.prompt for example in usable], max_new_tokens)
-
-    return language_metrics(model, objective, examples, max_new_tokens, scores, said)

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+
+from fedseed.models import adapters
 
 Span = tuple[int, int]  # the number of its first token, and of the first one after it
 Truncate = Literal["drop", "left", "right", "split"]
@@ -59,22 +61,17 @@ def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]
         return [tokens]
     whole = max(1, kept)  # where a text without a prompt begins to be learnt
     if how == "left":
-        free = tokens.response_start <= whole
-        if not free and tokens.response_start - over < kept:
+        if tokens.response_start > whole and tokens.response_start - over < kept:
             return []
-        return _with_loss(
-            replace(
-                tokens,
-                ids=tokens.ids[:kept] + tokens.ids[kept + over :],
-                response_start=max(whole, tokens.response_start - over),
-                spans=_moved(tokens.learnt, -over, whole, limit),
-                cut=over,
-            )
-        )
+        ids = tokens.ids[:kept] + tokens.ids[kept + over :]
+        start, spans = max(whole, tokens.response_start - over), _moved(tokens.learnt, -over, whole, limit)
+        return [replace(tokens, ids=ids, response_start=start, spans=spans, cut=over)] if spans else []
     if how == "right":
         spans = _moved(tokens.learnt, 0, 0, limit)
-        start = min(tokens.response_start, spans[-1][0]) if spans else 0
-        return _with_loss(replace(tokens, ids=tokens.ids[:limit], response_start=start, spans=spans, cut=over))
+        if not spans:
+            return []
+        start = min(tokens.response_start, spans[-1][0])
+        return [replace(tokens, ids=tokens.ids[:limit], response_start=start, spans=spans, cut=over)]
     if how == "split" and tokens.response_start <= whole and limit > whole:
         begin, body = tokens.ids[:kept], tokens.ids[kept:]
         size = limit - kept
@@ -89,8 +86,22 @@ def _moved(spans: tuple[Span, ...], by: int, first: int, end: int) -> tuple[Span
     return tuple((begin, stop) for begin, stop in moved if begin < stop)
 
 
-def _with_loss(tokens: Tokens) -> list[Tokens]:
-    return [tokens] if tokens.spans else []
+def longest_input(model: Any) -> int | None:
+    """How many tokens a model has positions for; None: it does not say.
+
+    RoBERTa's kind counts positions from its padding index on, and so has fewer than its configuration says.
+    """
+    config = getattr(model, "config", None)
+    if config is None:
+        return None
+    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding) and "position" in name and module.padding_idx is not None:
+            room = module.num_embeddings - module.padding_idx - 1
+            limit = room if limit is None else min(limit, room)
+    if limit is not None and adapters.has_virtual_tokens(model):
+        limit -= model.active_peft_config.num_virtual_tokens
+    return limit
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

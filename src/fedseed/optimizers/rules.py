@@ -1,15 +1,15 @@
-"""What becomes of a gradient: `Rule` says it as data, `Moments` carries it out, on NumPy's arrays and torch's tensors.
+"""Says what becomes of a gradient: `Rule` as data; `Moments` carries it out on NumPy's arrays and torch's tensors.
 
-Own code in place of `torch.optim`, whose implementations differ between devices in the last bits: this one takes
-single operations only, each rounded exactly (add, multiply, divide, square root), so that a replay gives the same bits
+It replaces `torch.optim`, whose implementations differ between devices in the last bits: this module uses single
+operations only, each rounded exactly (add, multiply, divide, square root), so that a replay gives the same bits
 anywhere. Torch is not imported here. The running averages are float32, whatever the weights are; sums are taken in the
 gradient's precision.
 
-torch's own square root does not belong to these: on a CPU it may come from MKL's vector library, which rounds about one
+torch's own square root is not one of these: on a CPU it may come from MKL's vector library, which rounds about one
 number in 150 the other way, and not the same ones on processors of different makers.
 
-`Squares` are averages of squares that are a number each, not one for every parameter. Their sums are exact before they
-are rounded (`math.fsum`), and what follows are single operations, too, whatever a machine's BLAS does.
+`Squares` holds averages of squares that are a number each, not one for every parameter. Their sums are exact before
+they are rounded (`math.fsum`), and single operations follow here, too, whatever a machine's BLAS does.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Floats = NDArray[np.floating[Any]]
 
 
 def power(base: float, exponent: int) -> float:
-    """base^exponent by squaring: products are rounded alike everywhere, the C library's powers need not be."""
+    """Returns base^exponent by squaring: products are rounded alike everywhere, the C library's powers need not be."""
     result = 1.0
     while exponent:
         if exponent & 1:
@@ -35,17 +35,17 @@ def power(base: float, exponent: int) -> float:
 
 
 def total(values: Floats) -> float:
-    """The sum of single-precision numbers, rounded once."""
+    """Returns the sum of single-precision numbers, rounded once."""
     return fsum(values.tolist())
 
 
 def square(values: Floats) -> float:
-    """|values|^2 of single-precision numbers, rounded once: their squares are exact in double precision."""
+    """Returns |values|^2 of single-precision numbers, rounded once: their squares are exact in double precision."""
     return fsum(value * value for value in values.tolist())
 
 
 def deviation(values: Floats) -> float:
-    """The standard deviation of a sample: the root of sum (x - mean)^2 / (N - 1); 0 of fewer than two values."""
+    """Returns a sample's standard deviation, the root of sum (x - mean)^2 / (N - 1); 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     mean = total(values) / len(values)
@@ -68,18 +68,18 @@ class Squares:
     steps: int = 0
 
     def take(self, squares: Sequence[float], beta: float | None) -> "Squares":
-        """With those of one more step.
+        """Returns them with the squares of one more step.
 
         Args:
             squares: x of each.
-            beta: how much of an average stays; None: a sum.
+            beta: how much of an average stays; None: these are sums.
         """
         before = self.values or (0.0,) * len(squares)
         kept, gain = (1.0, 1.0) if beta is None else (beta, 1.0 - beta)
         return Squares(tuple(kept * v + gain * x for v, x in zip(before, squares, strict=True)), self.steps + 1)
 
     def roots(self, beta: float | None) -> tuple[float, ...]:
-        """sqrt(v) of each, an average corrected for its start from zero. `beta` as in `take`."""
+        """Returns sqrt(v) of each; averages are corrected for their start from zero. `beta` is as in `take`."""
         bias = 1.0 if beta is None else 1.0 - power(beta, self.steps)
         return tuple(sqrt(v / bias) for v in self.values)
 
@@ -140,7 +140,7 @@ class Moments:
         self.steps = steps
 
     def change(self, gradient: Any, start: int) -> Any:
-        """The change of the weights start, start + 1, ... that this gradient makes in step `steps` (from 1).
+        """Returns the change of the weights start, start + 1, ... that this gradient makes in step `steps` (from 1).
 
         Args:
             gradient: 1-D; float32 or float64.
@@ -158,7 +158,7 @@ class Moments:
         return self.descent(here, gradient.dtype)
 
     def take(self, gradient: Any, start: int) -> None:
-        """Let the averages take a gradient, or a part of one."""
+        """Updates the averages with a gradient, or a part of one."""
         rule, here = self.rule, slice(start, start + len(gradient))
         gain = 1 - rule.beta1 if rule.kind == "adam" else 1.0
         if rule.kind != "hiso":
@@ -168,11 +168,11 @@ class Moments:
             self.second[here] = _as(self.second[here], gradient.dtype) * rule.beta2 + square
 
     def divisor(self, here: slice, dtype: Any) -> Any:
-        """sqrt(h) + eps of some weights: what "hiso" divides their entries of directions by."""
+        """Returns sqrt(h) + eps of some weights, by which "hiso" divides their entries of directions."""
         return _square_root(_as(self.second[here], dtype)) + self.rule.eps
 
     def descent(self, here: slice, dtype: Any) -> Any:
-        """The change of some weights that the averages alone ask for; "nesterov" needs the gradient, too."""
+        """Returns the change of some weights that the averages alone ask for; "nesterov" needs the gradient, too."""
         rule = self.rule
         m = _as(self.first[here], dtype)
         if rule.kind == "momentum":
@@ -183,18 +183,18 @@ class Moments:
         return (m * -rule.rate) / (_square_root(v) + rule.eps)
 
     def _bias(self, beta: float, like: Any) -> Any:
-        """1 - beta^steps. As a tensor where tensors are divided: a GPU would multiply by a number's inverse."""
+        """Returns 1 - beta^steps, as a tensor where tensors are divided: a GPU would multiply by a number's inverse."""
         value = 1 - power(beta, self.steps)
         return np.float32(value) if isinstance(like, np.ndarray) else like.new_tensor(value)
 
 
 def _as(values: Any, dtype: Any) -> Any:
-    """Averages in the precision that sums are taken in."""
+    """Returns averages in the precision that sums are taken in."""
     return values.astype(dtype) if isinstance(values, np.ndarray) else values.to(dtype)
 
 
 def _square_root(values: Any) -> Any:
-    """The square root as IEEE 754 rounds it."""
+    """Returns the square root as IEEE 754 rounds it."""
     if isinstance(values, np.ndarray):
         return np.sqrt(values)
     if values.device.type != "cpu":

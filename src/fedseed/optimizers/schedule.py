@@ -69,7 +69,7 @@ class Schedule(BaseModel):
 
 
 def _half_cosine(part: float) -> float:
-    """(1 + cos(pi part)) / 2 = cos(pi part / 2)^2 for part from 0 to 1, to about 1e-15."""
+    """Returns (1 + cos(pi part)) / 2 = cos(pi part / 2)^2 for part from 0 to 1, to about 1e-15."""
     square = (HALF_PI * part) * (HALF_PI * part)
     cosine = 1.0
     for k in range(11, 0, -1):  # Taylor's series, from its smallest term: 1 - x^2/2 (1 - x^2/12 (1 - ...))
@@ -78,16 +78,16 @@ def _half_cosine(part: float) -> float:
 
 
 def factor_of(schedule: Schedule | None, number: int) -> float:
-    """The factor of a round, 1 without a schedule."""
+    """Returns the factor of a round; 1 without a schedule."""
     return 1.0 if schedule is None else schedule.factor(number)
 
 
 def lasting(settings: Any, rounds: int) -> Any:
-    """Settings whose schedules have as many rounds as the run, where they do not say how many they have.
+    """Gives schedules as many rounds as the run has, where they do not say how many they have.
 
     Args:
         settings: a method, or what is in one.
-        rounds: of the run.
+        rounds: the run's rounds.
 
     Returns:
         The settings as they are, or a copy with the rounds filled in.

@@ -1,4 +1,4 @@
-"""New orbits from old ones, and what tells two apart. The file one starts from is never changed."""
+"""Makes new orbits from old ones, and says what tells two apart. The file that one starts from is never changed."""
 
 from dataclasses import replace
 from itertools import zip_longest
@@ -10,7 +10,7 @@ from fedseed.orbit.record import NO_DIGEST, PackedRecord, packed
 
 
 def rollback(path: Path, to: int, out: Path) -> Orbit:
-    """Write the orbit's steps up to number `to` into a new file; what comes after may be damaged.
+    """Writes the orbit's steps up to number `to` into a new file; what comes after may be damaged.
 
     The new orbit is not complete: a run may go on from it.
 
@@ -23,7 +23,7 @@ def rollback(path: Path, to: int, out: Path) -> Orbit:
         The new orbit.
 
     Raises:
-        OrbitError: `to` is not there, or `out` is.
+        OrbitError: the orbit has no step `to`, or `out` exists.
     """
     _must_not_exist(out)
     orbit, damage = scan(read(path), str(path))
@@ -35,7 +35,7 @@ def rollback(path: Path, to: int, out: Path) -> Orbit:
 
 
 def compact(path: Path, out: Path) -> Orbit:
-    """Write the last step alone into a new file, for a method whose newest step replaces all before it (FedKSeed).
+    """Writes the last step alone into a new file, for a method whose newest step replaces all before it (FedKSeed).
 
     Args:
         path: the orbit.
@@ -61,18 +61,13 @@ def compact(path: Path, out: Path) -> Orbit:
 
 
 def differences(a: Orbit, b: Orbit) -> list[str]:
-    """Returns a line for each difference between two orbits; none: base, settings and steps are the same."""
+    """Returns a line for each difference between two orbits; there is none if base, settings and steps are the same."""
     lines = a.header.differences(b.header)
     comparable = a.header.hashed_alike(b.header)
     if a.header.first != b.header.first:
-        first = max(a.header.first, b.header.first)
-        lines.append(f"one is compacted: steps are compared from {first} on")
-        pairs = zip_longest(
-            (r for r in a.steps() if r.round >= first), (r for r in b.steps() if r.round >= first), fillvalue=None
-        )
-    else:
-        pairs = zip_longest(a.steps(), b.steps(), fillvalue=None)
-    for x, y in pairs:
+        lines.append(f"one is compacted: steps are compared from {max(a.header.first, b.header.first)} on")
+    first = max(a.header.first, b.header.first)
+    for x, y in zip_longest(*((step for step in one.steps() if step.round >= first) for one in (a, b))):
         if x is None or y is None:
             shorter, longer = sorted((a.last, b.last))
             lines.append(f"the same up to step {shorter}, where one ends; the other goes on to step {longer}")

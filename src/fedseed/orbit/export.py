@@ -60,10 +60,13 @@ def export_model(folder: Path, model: Any, processor: Any, header: Header, facts
             if processor is not None:
                 processor.save_pretrained(part)
             (part / "README.md").write_text(card(header, facts, form, kind), encoding="utf-8")  # peft's is empty
+            mode = (part / "README.md").stat().st_mode  # by the umask; weights come readable by their owner alone
             for path in sorted(part.iterdir(), key=lambda path: path.name in HOLDS):  # what makes it a model comes last
                 target = folder / path.name
                 if target.is_dir():
                     shutil.rmtree(target)
+                if path.is_file():
+                    path.chmod(mode & 0o777)
                 path.replace(target)
     except OSError as error:
         raise FedseedError(f"{folder}: the model can't be written: {error.strerror or error}") from error

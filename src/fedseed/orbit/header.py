@@ -14,7 +14,7 @@ from fedseed.methods.payload import State
 from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.privacy.protection import read_method
 from fedseed.randomness.stream import STREAM_VERSION
-from fedseed.text import shown
+from fedseed.text import flat, shown
 from fedseed.weights.dense_digest import dense_digest
 from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
@@ -124,14 +124,25 @@ class Header:
             if problem := _too_much(packed, text):
                 raise OrbitError(f"orbit header: {problem}")
             data: dict[str, Any] = json.loads(text)
-            _check_numbers(data["layout"])
-            _check_settings(data)
+            _check_sizes(data)
             name = data["method"]["name"]
             kind = REGISTRY.find(name)
+            if kind is None and name in REGISTRY.broken():
+                raise OrbitError(f"the orbit's method is {name!r}: {REGISTRY.unknown(name)}")
             if kind is None:
-                raise OrbitError(_unknown_method(name))
-            if format == 2:
-                _modernise(data["method"], kind)
+                raise OrbitError(
+                    f"the orbit's method {name!r} is unknown here (there are {', '.join(REGISTRY.names())}): "
+                    "give the file that has it with --plugin, or install its package"
+                )
+            if format == 2:  # which had other names for some settings
+                for table in (data["method"], data["method"].get("training")):
+                    kept = table is data["method"] and "rate" in kind.model_fields
+                    if isinstance(table, dict) and "rate" in table and not kept:
+                        table["learning_rate"] = table.pop("rate")
+            adapter = data.get("adapter")
+            if adapter is not None:
+                settings: Adapter = TypeAdapter[Adapter](AnyAdapter).validate_python(adapter["settings"])
+                adapter = AdapterStart(settings, str(adapter["digest"]))
             header = cls(
                 base=str(data["base"]),
                 base_digest=str(data["base_digest"]),
@@ -142,7 +153,7 @@ class Header:
                 trainable=None if data.get("trainable") is None else tuple(map(str, data["trainable"])),
                 first=int(data.get("first", 1)),
                 classes=tuple(map(str, data.get("classes", ()))),
-                adapter=_adapter(data.get("adapter")),
+                adapter=adapter,
                 digest_kind=data.get("digest_kind", "blake2b"),
                 base_folder=str(data.get("base_folder", "")),
             )
@@ -217,7 +228,11 @@ class Header:
                     if key not in mine or key not in yours or mine[key] != yours[key]:
                         lines.append(f"method.{key}: {mine.get(key, 'not there')}, {yours.get(key, 'not there')}")
             elif field.name == "layout":
-                lines.append(f"layout: {_layout(a)}, {_layout(b)}")
+                sizes = (
+                    f"{one.size:,} parameters in {len(one.tensors)} tensors and {len(one.block_sizes)} blocks"
+                    for one in (a, b)
+                )
+                lines.append(f"layout: {', '.join(sizes)}")
             else:
                 lines.append(f"{field.name}: {a}, {b}")
         return lines
@@ -238,16 +253,6 @@ def chosen(settings: BaseModel) -> dict[str, Any]:
         return settings.model_dump()
 
 
-def _modernise(settings: dict[str, Any], kind: type[BaseModel]) -> None:
-    """Give the settings that format 2 has of a method the names that they have now."""
-    tables = [settings] if "rate" not in kind.model_fields else []
-    if isinstance(training := settings.get("training"), dict):
-        tables.append(training)
-    for table in tables:
-        if "rate" in table:
-            table["learning_rate"] = table.pop("rate")
-
-
 def _most_text(packed: bytes) -> int:
     return min(_FREE_TEXT + _INFLATION * len(packed), _MOST_TEXT)
 
@@ -264,49 +269,17 @@ def _too_much(packed: bytes, text: bytes) -> str | None:
     return None
 
 
-def _check_numbers(layout: dict[str, Any]) -> None:
-    """Raises ValueError for a layout whose products would take long."""
-    for _, shape, _ in layout["tensors"]:
-        if not isinstance(shape, list) or len(shape) > _MOST_SIDES or not all(map(_is_small, shape)):
+def _check_sizes(data: dict[str, Any]) -> None:
+    """Raises ValueError for a layout whose products would take long, and for more settings than anything has."""
+
+    def small(numbers: object) -> bool:
+        return isinstance(numbers, list) and all(type(n) is int and 0 <= n < _LARGEST for n in numbers)
+
+    for _, shape, _ in data["layout"]["tensors"]:
+        if not small(shape) or len(shape) > _MOST_SIDES:
             raise ValueError(f"a tensor's shape: at most {_MOST_SIDES} numbers from 0 to 2**63 - 1")
-    if not all(map(_is_small, layout["boundaries"])):
+    if not small(data["layout"]["boundaries"]):
         raise ValueError("block boundaries: numbers from 0 to 2**63 - 1")
-
-
-def _check_settings(data: dict[str, Any]) -> None:
-    """Raises ValueError for more settings than anything has: each that is unknown becomes a line of an error."""
     for key in ("method", "adapter"):
-        if len(json.dumps(data.get(key))) > _MOST_SETTINGS:
+        if len(json.dumps(data.get(key))) > _MOST_SETTINGS:  # each that is unknown becomes a line of an error
             raise ValueError(f"{key}: more than {_MOST_SETTINGS:,} characters of settings")
-
-
-def _is_small(number: object) -> bool:
-    return type(number) is int and 0 <= number < _LARGEST
-
-
-def _unknown_method(name: object) -> str:
-    if REGISTRY.is_broken(name):
-        return f"the orbit's method is {name!r}: {REGISTRY.unknown(name)}"
-    return (
-        f"the orbit's method {name!r} is unknown here (there are {', '.join(REGISTRY.names())}): "
-        "give the file that has it with --plugin, or install its package"
-    )
-
-
-def _adapter(data: dict[str, Any] | None) -> AdapterStart | None:
-    if data is None:
-        return None
-    settings: Adapter = TypeAdapter[Adapter](AnyAdapter).validate_python(data["settings"])
-    return AdapterStart(settings, str(data["digest"]))
-
-
-def _layout(layout: Layout) -> str:
-    return f"{layout.size:,} parameters in {len(layout.tensors)} tensors and {len(layout.block_sizes)} blocks"
-
-
-def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys."""
-    out = {}
-    for key, value in table.items():
-        out.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-    return out

@@ -85,18 +85,14 @@ def pull(repo: str, out: Path, name: str = NAME, revision: str | None = None) ->
         if name not in names:
             orbits = [found for found in names if found.endswith(".orbit")]
             raise FedseedError(f"{repo} has no {name}; it has {', '.join(orbits) or 'no orbit'} (--file)")
-        data = Path(api.hf_hub_download(repo, name, revision=revision, local_dir=made)).read_bytes()
-        signed = f"{name}.sig"
-        signature = (
-            Path(api.hf_hub_download(repo, signed, revision=revision, local_dir=made)).read_bytes()
-            if signed in names
-            else None
-        )
-    orbit = Orbit.parse(data, f"{repo}/{name}")
+        wanted = [one for one in (name, f"{name}.sig") if one in names]
+        fetched = [
+            Path(api.hf_hub_download(repo, one, revision=revision, local_dir=made)).read_bytes() for one in wanted
+        ]
+    orbit = Orbit.parse(fetched[0], f"{repo}/{name}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, data)
-    if signature is not None:
-        write_whole(out.with_name(out.name + ".sig"), signature)
+    for data, place in zip(fetched, (out, out.with_name(out.name + ".sig")), strict=False):
+        write_whole(place, data)
     return orbit
 
 
@@ -109,20 +105,20 @@ def _asking(repo: str) -> "Iterator[HfApi]":
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
     except ImportError as error:
         raise FedseedError(f"this needs huggingface_hub: {to_install('train')}") from error
+
+    def first_line(error: Exception) -> str:
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     except HFValidationError as error:
-        raise RecipeError(f'{repo}: a repository of the hub is "OWNER/NAME" ({_first_line(error)})') from error
+        raise RecipeError(f'{repo}: a repository of the hub is "OWNER/NAME" ({first_line(error)})') from error
     except RepositoryNotFoundError as error:
         raise FedseedError(f"{repo}: the hub has no such repository, or it is not open to you (HF_TOKEN)") from error
     except HfHubHTTPError as error:
-        said = getattr(error, "server_message", None) or _first_line(error)
+        said = getattr(error, "server_message", None) or first_line(error)
         raise FedseedError(f"{repo}: the hub refuses: {said}") from error
     except (FedseedError, OSError):
         raise
     except Exception as error:  # a transport's own: what the client is built on has changed before
-        raise FedseedError(f"{repo}: the hub can't be reached: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FedseedError(f"{repo}: the hub can't be reached: {first_line(error)}") from error

@@ -62,26 +62,20 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
     check_base(header, digest_of_base(header, model))
     if header.adapter is None:
         return model
-    _check_adapter(header, model)
+    settings = header.adapter.settings.model_dump(include={"rank", "virtual_tokens", "hidden"})
+    sides = {side for tensor in header.layout.tensors for side in tensor.shape}
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    for name, number in settings.items():  # larger than its tensors are said to be, or than any base needs
+        if number is not None and number > USUAL and (number not in sides or header.layout.dense_bytes > held + LARGE):
+            raise OrbitError(
+                f"the orbit's adapter has {name} = {number:,}, which does not fit its tensors or this base"
+            )
     equipped: torch.nn.Module = adapters.install(model, header.adapter.settings, header.seed, header.base)
     choose_trainable(equipped, header.trainable)
     found = space_of(header, equipped).digest()
     if found != header.adapter.digest:
         raise OrbitError(f"the adapter starts with digest {found}, the run's started with {header.adapter.digest}")
     return equipped
-
-
-def _check_adapter(header: Header, model: torch.nn.Module) -> None:
-    """Raise OrbitError if the adapter is larger than what the header says of its tensors, or than any base needs."""
-    assert header.adapter is not None
-    numbers = header.adapter.settings.model_dump(include={"rank", "virtual_tokens", "hidden"})
-    sides = {side for tensor in header.layout.tensors for side in tensor.shape}
-    held = sum(parameter.nbytes for parameter in model.parameters())
-    for name, number in numbers.items():
-        if number is not None and number > USUAL and (number not in sides or header.layout.dense_bytes > held + LARGE):
-            raise OrbitError(
-                f"the orbit's adapter has {name} = {number:,}, which does not fit its tensors or this base"
-            )
 
 
 def check_base(header: Header, found: str) -> None:

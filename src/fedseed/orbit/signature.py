@@ -1,4 +1,4 @@
-"""Ed25519 signatures of orbit files, with the `cryptography` package (extra `sign`).
+"""Signs orbit files with Ed25519 and checks their signatures.
 
 A signature stands beside its file, in PATH.sig: the 64 bytes of RFC 8032 over the file's bytes, so that other tools
 can check it (openssl pkeyutl -verify -pubin -inkey KEY.pub -rawin -in PATH -sigfile PATH.sig). Keys are PEM.
@@ -6,51 +6,36 @@ can check it (openssl pkeyutl -verify -pubin -inkey KEY.pub -rawin -in PATH -sig
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from fedseed.durable import write_whole
-from fedseed.errors import OrbitError, StorageError, to_install
+from fedseed.errors import OrbitError, StorageError
 from fedseed.orbit.file import Orbit, read
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-
-
-def _library() -> tuple[Any, Any]:
-    try:
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError as error:
-        raise OrbitError(f"signing needs the cryptography package: {to_install('sign')}") from error
-    return ed25519, serialization
-
-
-def public_path(key: Path) -> Path:
-    """Where the public key of a key file is kept."""
-    return key.with_name(key.name + ".pub")
 
 
 def signature_path(orbit: Path) -> Path:
-    """Where the signature of an orbit is kept."""
+    """Returns where the signature of an orbit is kept."""
     return orbit.with_name(orbit.name + ".sig")
 
 
 def generate_key(path: Path) -> Path:
-    """Make a key: the private one goes to `path`, readable by its owner only, the public one to `path`.pub.
+    """Makes a key: the private one goes to `path`, readable by its owner only, the public one to `path`.pub.
 
     Returns:
         The public key's file.
 
     Raises:
-        OrbitError: one of the files exists, or the library is missing.
+        OrbitError: one of the files exists.
         StorageError: a file can't be written.
     """
-    ed25519, serialization = _library()
-    public = public_path(path)
+    public = path.with_name(path.name + ".pub")
     for file in (path, public):
         if file.exists():
             raise OrbitError(f"{file} exists: a key is never overwritten")
-    key: Ed25519PrivateKey = ed25519.Ed25519PrivateKey.generate()
+    key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -67,9 +52,8 @@ def generate_key(path: Path) -> Path:
     return public
 
 
-def private_key(path: Path) -> "Ed25519PrivateKey":
-    """The private key in a file. Raises OrbitError: it holds none."""
-    ed25519, serialization = _library()
+def private_key(path: Path) -> ed25519.Ed25519PrivateKey:
+    """Returns the private key in a file. Raises OrbitError if it holds none."""
     try:
         key = serialization.load_pem_private_key(read(path), password=None)
     except (ValueError, TypeError) as error:
@@ -80,7 +64,7 @@ def private_key(path: Path) -> "Ed25519PrivateKey":
 
 
 def sign(path: Path, key_file: Path) -> Path:
-    """Sign an orbit; it is checked first.
+    """Signs an orbit; it is checked first.
 
     Returns:
         The signature's file, PATH.sig.
@@ -97,21 +81,18 @@ def sign(path: Path, key_file: Path) -> Path:
 
 
 def verify(path: Path, key_file: Path, signature: Path | None = None) -> None:
-    """Check an orbit's signature.
+    """Checks an orbit's signature.
 
     Args:
         path: the orbit.
         key_file: the public key, PEM.
-        signature: by default PATH.sig.
+        signature: the signature's file; by default PATH.sig.
 
     Raises:
         OrbitError: the signature is not that of this key for this file.
     """
-    ed25519, serialization = _library()
-    from cryptography.exceptions import InvalidSignature
-
     try:
-        key: Ed25519PublicKey = serialization.load_pem_public_key(read(key_file))
+        key = serialization.load_pem_public_key(read(key_file))
     except ValueError as error:
         raise OrbitError(f"{key_file}: not a public key in PEM form") from error
     if not isinstance(key, ed25519.Ed25519PublicKey):

@@ -33,6 +33,7 @@ from fedseed.privacy.scalars import PrivateScalars, bounded
 from fedseed.privacy.settings import Level, Mechanism, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
 from fedseed.randomness import Basis, Domain, derive
+from fedseed.weights.layout import Layout
 
 _NO_SUM = "noise goes to the sum of what clients send, and along directions of their own there is none"
 
@@ -66,6 +67,7 @@ _REQUIRED = (
     Required("personal", ("constant",), "what clients send is bounded at one rate", "client"),
     Required("population", (1,), "parts of a batch have no account of their own", "example"),
     Required("normalize", ("none",), "an example would move what others' losses become", "example"),
+    Required("autocast", (None,), "in a 16-bit pass one example moves what others' losses are rounded to", "example"),
     Required("clip", (None,), "whether a step is skipped would depend on all examples", "example"),
 )
 
@@ -138,6 +140,15 @@ class Private(Method, ABC):
 
     kind: ClassVar[type[Method]]  # the class of the method without it
     private: PrivacySettings = Field(json_schema_extra={"internal": True})
+
+    def check(self, layout: Layout) -> None:
+        super().check(layout)
+        short = [entry.dtype for entry in layout.tensors if entry.dtype != "float32"]
+        if short and self.private.level == "example":
+            raise ValueError(
+                f'privacy.level = "example" with {short[0]} weights: in a 16-bit pass one example moves what others\' '
+                "losses are rounded to, which no epsilon counts; load the model in float32"
+            )
 
     def __reduce__(self) -> Any:
         return protected, (_plain(self), self.private)

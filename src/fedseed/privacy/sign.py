@@ -8,15 +8,16 @@ floating point P would be 0 or 1 from eps S / 2 = 37 or 745 on, and an outcome o
 allows. One client's vote moves S by at most 2, so P by a factor of at most e^eps: what the account counts.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from secrets import randbelow, randbits
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedseed.privacy.draws import Bytes, below, happen
 from fedseed.privacy.settings import Mechanism
 
 DELTA = 1e-5
@@ -29,14 +30,31 @@ class PrivateSign(Mechanism):
     Args:
         epsilon: privacy of one vote.
         votes: votes a round.
+        random: makes random bytes.
     """
 
     epsilon: float
     votes: int = 1
+    random: Bytes = os.urandom
 
-    def draw(self, sums: Iterable[int]) -> list[int]:
-        """+1 or -1 for each sum S of votes."""
-        return [private_sign(int(total), self.epsilon) for total in sums]
+    def draw(self, sums: Sequence[int] | NDArray[Any]) -> list[int]:
+        """+1 or -1 for each sum S of votes, exactly with the odds of Eq. 21.
+
+        Of a fair coin's outcomes the likely one is always kept, the other with probability e^-(eps |S| / 2).
+        """
+        totals = np.asarray(sums, dtype=np.int64)
+        above, under = self.epsilon.as_integer_ratio()
+        found, missing = np.where(totals >= 0, 1, -1), np.arange(len(totals))
+        while len(missing):
+            coins = below(2, len(missing), self.random) > 0
+            asked = missing[~coins]
+            size = np.abs(totals[asked])
+            exactly = [(int(one) * above, 2 * under) for one in size]
+            with np.errstate(over="ignore"):
+                kept = happen(size * (self.epsilon / 2), exactly.__getitem__, self.random)
+            found[asked[kept]] *= -1
+            missing = asked[~kept]
+        return found.tolist()
 
     def log_chance(self, sums: NDArray[Any], signs: NDArray[np.integer[Any]]) -> float:
         """log P(draw(sums) = signs)."""
@@ -68,48 +86,3 @@ def _composed(epsilon: float, votes: int) -> float:
         return float(one.self_compose(votes).get_epsilon_for_delta(DELTA))
     except OverflowError:  # e^epsilon is no double: there plain composition is all there is to say
         return inf
-
-
-# -- exact draws ---------------------------------------------------------------------------------------------------
-#
-# Bernoulli(e^-g) from coins, without e: of events with probabilities g, g/2, g/3, ... in turn, all of the first k
-# happen with probability g^k / k!, so that the first one that does not happen has an odd number with probability
-# 1 - g + g^2/2! - ... = e^-g. Numbers are fractions with a power of two below, as every float is.
-
-
-def private_sign(total: int, epsilon: float) -> int:
-    """+1 with probability sigma(epsilon S / 2), else -1, exactly (Eq. 21).
-
-    Args:
-        total: S, the sum of the votes.
-        epsilon: privacy of this one vote.
-    """
-    above, below = epsilon.as_integer_ratio()
-    likely = 1 if total >= 0 else -1
-    while True:  # of a fair coin's outcomes one is kept always, the other with probability e^-h, h = eps |S| / 2
-        if randbits(1):
-            return likely
-        if happens_exp(abs(total) * above, 2 * below):
-            return -likely
-
-
-def happens_exp(above: int, below: int) -> bool:
-    """True with probability e^-g, exactly.
-
-    Args:
-        above: of the fraction g = above / below, at least 0.
-        below: a power of two.
-    """
-    whole, rest = divmod(above, below)
-    for _ in range(whole):  # e^-g = e^-1 ... e^-1 e^-(g - floor(g)); the first that does not happen ends it
-        if not _happens_exp_below_one(1, 1):
-            return False
-    return _happens_exp_below_one(rest, below)
-
-
-def _happens_exp_below_one(above: int, below: int) -> bool:
-    number = 1
-    # with probability g / number: one event of probability g, and one of 1 / number
-    while randbits(below.bit_length() - 1) < above and randbelow(number) == 0:
-        number += 1
-    return number % 2 == 1

@@ -18,7 +18,7 @@ BASES = {
     "hadamard": "rows of a Hadamard matrix under random signs: all directions together cost as much as one",
     "lowrank": "outer products of signs on each matrix: a pass over a batch can look along many directions",
 }
-FLAT = ("normal", "truncated_normal", "rademacher", "hadamard")  # those that know nothing of tensors' shapes
+FLAT = ("normal", "truncated_normal", "rademacher", "hadamard")  # those that do not depend on tensors' shapes
 MAX_SIZE = 1 << 20
 MAX_DIRECTIONS = 1 << 32
 MAX_RANK = 64
@@ -59,19 +59,19 @@ class Basis:
 
     @property
     def tile(self) -> int:
-        """B: the size of the Hadamard matrix, a power of two (1 for the other bases)."""
+        """Returns B, the size of the Hadamard matrix, a power of two (1 for the other bases)."""
         return 1 << (self.size - 1).bit_length() if self.name == "hadamard" else 1
 
     @property
     def spec(self) -> Spec:
-        """The basis as the kernels take it. Raises ValueError for "lowrank": see `spec_on`."""
+        """Returns the basis as the kernels take it. Raises ValueError for "lowrank": see `spec_on`."""
         return self.spec_on(None)
 
     def spec_on(self, matrices: Matrices | None) -> Spec:
-        """The basis as the kernels take it, on a vector whose matrices lie there.
+        """Returns the basis as the kernels take it, on a vector with these matrices.
 
         Raises:
-            ValueError: "lowrank", and it is not said where they lie.
+            ValueError: the basis is "lowrank", and `matrices` is None.
         """
         if self.name != "lowrank":
             return Spec(self.name, self.seed, self.tile)
@@ -80,11 +80,11 @@ class Basis:
         return Spec(self.name, self.seed, self.tile, self.rank, matrices)
 
     def variance(self, length: int) -> float:
-        """rho: the variance of an entry in a block of `length` parameters (1 but for "truncated_normal")."""
+        """Returns rho, the variance of an entry in a block of `length` parameters (1 but for "truncated_normal")."""
         return truncation.variance(length) if self.name == "truncated_normal" else 1.0
 
     def kurtosis(self, length: int) -> float:
-        """kappa: the fourth moment of an entry over its squared variance.
+        """Returns kappa, the fourth moment of an entry over its squared variance.
 
         For "lowrank", on matrices, 3 - 2/r: an entry is a sum of r signs over sqrt(r). Its entries are independent in
         pairs only, yet E (v.x)^2 |v|^2 = (d + kappa - 1) |x|^2 as if all were, and that is what the expected cosine
@@ -98,20 +98,17 @@ class Basis:
         return 3.0 if self.name == "normal" else 1.0
 
     def expected_cosine(self, length: int, count: int) -> float:
-        """The expected cosine between a vector and its reconstruction from `count` directions.
+        """Returns the expected cosine between a vector and its reconstruction from `count` directions.
 
-        sqrt(K / (d + kappa + K - 2)) for independent entries. For "hadamard" (K <= B) sqrt(K / d) where d is a
-        multiple of B, as the directions are orthogonal then; in general K sqrt(d) / |V^T V|_F, which does not
-        depend on the random signs and is computed here for a block that begins at a whole tile.
+        It is sqrt(K / (d + kappa + K - 2)) for independent entries. For "hadamard" (K <= B) it is sqrt(K / d) where d
+        is a multiple of B, as the directions are orthogonal then; in general it is K sqrt(d) / |V^T V|_F, which does
+        not depend on the random signs and is computed here for a block that begins at a whole tile.
         """
-        if self.name == "hadamard":
-            return self._hadamard_cosine(length, count)
-        return sqrt(count / (length + self.kurtosis(length) + count - 2))
-
-    def _hadamard_cosine(self, length: int, count: int) -> float:
-        """K sqrt(d) / |V^T V|_F; (V^T V)[k, k'] depends on m = k XOR k' alone, so sums over m suffice."""
+        if self.name != "hadamard":
+            return sqrt(count / (length + self.kurtosis(length) + count - 2))
         if not 1 <= count <= self.tile:
             raise ValueError(f"count = {count}: from 1 to B = {self.tile}")
+        # (V^T V)[k, k'] depends on m = k XOR k' alone, so sums over m suffice
         tile, rest = self.tile, length % self.tile
         product = hadamard_transform((np.arange(tile) < rest).astype(np.float64))  # of the last, incomplete tile
         product[0] += length - rest  # whole tiles: orthogonal
@@ -121,7 +118,7 @@ class Basis:
     def direction(
         self, k: int, start: int, stop: int, length: int | None = None, matrices: Matrices | None = None
     ) -> NDArray[np.float32]:
-        """Elements start..stop of direction k.
+        """Computes elements start..stop of direction k.
 
         Args:
             k: direction index, from 0 to 2**32 - 1.

@@ -14,7 +14,7 @@ _TERMS = 20
 
 
 def _moment(bound: float, power: int) -> float:
-    """Integral of x^power exp(-x^2/2) over [0, bound], bound <= 1, power even, divided by bound^(power + 1)."""
+    """Divides the integral of x^power exp(-x^2/2) over [0, bound] by bound^(power + 1); bound <= 1, power even."""
     total = 0.0
     coefficient = 1.0  # (-1)^n / (2^n n!) * bound^(2n)
     for n in range(_TERMS):
@@ -24,14 +24,14 @@ def _moment(bound: float, power: int) -> float:
 
 
 def bound(length: int) -> float:
-    """a = 1/sqrt(d): the largest entry of a `truncated_normal` direction of a block with `length` parameters."""
+    """Returns a = 1/sqrt(d), the largest entry of a `truncated_normal` direction of a block of `length` parameters."""
     if length < 1:
         raise ValueError(f"length = {length}: a block has at least one parameter")
     return 1.0 / sqrt(length)
 
 
 def variance(length: int) -> float:
-    """rho: the variance of an entry in a block with `length` parameters (Ferret, after Eqs. 6 and 8).
+    """Returns rho, the variance of an entry in a block with `length` parameters (Ferret, after Eqs. 6 and 8).
 
     rho tends to 1/(3 d); the relative error stays below 1e-14 for any d >= 1.
     """
@@ -40,12 +40,12 @@ def variance(length: int) -> float:
 
 
 def kurtosis(length: int) -> float:
-    """The entries' fourth moment over their squared variance; tends to 1.8, that of the uniform distribution."""
+    """Returns the entries' fourth moment over their squared variance; tends to 1.8, the uniform distribution's."""
     a = bound(length)
     return _moment(a, 4) * _moment(a, 0) / _moment(a, 2) ** 2
 
 
 def central_mass(length: int) -> float:
-    """Phi(a) - Phi(-a) = erf(a / sqrt 2): the part of the normal distribution that is kept."""
+    """Returns Phi(a) - Phi(-a) = erf(a / sqrt 2), the part of the normal distribution that is kept."""
     a = bound(length)
     return _SQRT_2_OVER_PI * a * _moment(a, 0)

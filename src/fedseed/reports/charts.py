@@ -1,4 +1,4 @@
-"""What a chart shows: curves, axes, and the curves of runs. `plots` draws them."""
+"""Holds what a chart shows: curves, axes, and the curves of runs. `plots` draws them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Series:
         name: what it is.
         points: (x, y); those that are not finite are left out.
         band: (x, low, high) around it, such as a deviation.
-        number: of its look: the same in all charts of a page.
+        number: the number of its look, the same in all charts of a page.
     """
 
     name: str
@@ -81,12 +81,12 @@ COSTS: tuple[tuple[str, Axis, Callable[[RoundLine], float]], ...] = (
 
 
 def curves(runs: Mapping[str, Seeds], heading: str = "", names: Sequence[str] | None = None) -> list[Panel]:
-    """Draws up each metric of some runs over rounds, and over what they cost: means over seeds, with deviations.
+    """Returns charts of each metric of some runs over rounds and over costs: means over seeds, with deviations.
 
     Args:
-        runs: by label; a label's number decides its look.
+        runs: the runs, by label; a label's place among them decides its look.
         heading: stands before each title, such as a scenario.
-        names: of the metrics; None: all that are shown.
+        names: names of the metrics; None: all that are shown.
     """
     every = [lines for seeds in runs.values() for lines in seeds if lines]
     made = []
@@ -106,7 +106,7 @@ def curves(runs: Mapping[str, Seeds], heading: str = "", names: Sequence[str] | 
 def _mean(
     tables: Sequence[Mapping[int, float | None]],
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float, float]]]:
-    """The mean of several seeds' curves where all have a point, and a deviation to both sides."""
+    """Returns the mean of several seeds' curves where all have a point, and a deviation to both sides."""
     points: list[tuple[float, float]] = []
     band: list[tuple[float, float, float]] = []
     for at in tables[0] if tables else ():
@@ -119,7 +119,7 @@ def _mean(
 
 
 def _over(series: Series, lines: Sequence[RoundLine], cost: Callable[[RoundLine], float]) -> Series:
-    """A curve over rounds, as one over what the rounds had cost by then."""
+    """Returns a curve over rounds as one over what the rounds had cost by then."""
     spent = dict(zip((line.round for line in lines), accumulate(map(cost, lines)), strict=True))
     band = [(spent[int(at)], low, high) for at, low, high in series.band]
     return Series(series.name, [(spent[int(at)], value) for at, value in series.points], band, series.number)

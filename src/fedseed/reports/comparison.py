@@ -2,24 +2,20 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fedseed.durable import write_whole
-from fedseed.metrics import metric_of, metric_title, shown_metrics
+from fedseed.errors import plural
+from fedseed.metrics import metric_of, metric_text, metric_title, shown_metrics
 from fedseed.reports.results import PHASES, read_summary
-from fedseed.reports.tables import (
-    Sheet,
-    comparison_lines,
-    human_bytes,
-    human_seconds,
-    mean_and_deviation,
-    parameters_exchanged,
-    phases_of,
-)
+from fedseed.reports.tables import Sheet, human_bytes, human_seconds, mean_and_deviation, privacy_spent
+from fedseed.reports.view import view_folder
 
 Summary = Mapping[str, Any]
 
@@ -41,82 +37,114 @@ class Compared:
     failed: int = 0
 
 
-def results_sheet(title: str, lines: Sequence[Compared], seeds: int = 1) -> Sheet:
+def results_sheet(title: str, lines: Sequence[Compared], seeds: int = 1, brief: bool = False) -> Sheet:
     """Returns what each line's runs came to, zero-shot first.
 
     Args:
-        title: above the table.
+        title: above the table; "": who took part in the runs, and how many parameters each tunes.
         lines: its lines.
         seeds: how many runs a line was to have.
+        brief: leave out passes and memory, so that the table fits a terminal.
     """
     # an adapter's new parameters can change what a model says before any tuning: the base is what most runs begin with
     starts = [line.summaries[0] for line in lines if line.summaries]
     counted = Counter(str(summary["baseline"]) for summary in starts)
     known = max(starts, key=lambda summary: counted[str(summary["baseline"])], default=None)
     measured = [] if known is None else shown_metrics(known["final"])
-    head = ["method", "rounds", *(metric_title(name, unit=True) for name in measured), "bytes up", "bytes down",
-            "forward", "backward", "memory", "seconds"]  # fmt: skip
+    columns: dict[str, Callable[[Sequence[Summary]], str]] = {
+        "rounds": lambda found: f"{fmean(s['rounds'] for s in found):g}",
+        **{metric_title(name, unit=not brief): partial(_score, name) for name in measured},
+        "bytes up": lambda found: human_bytes(fmean(s["payload_bytes_up"] for s in found)),
+        "bytes down": lambda found: human_bytes(fmean(s["payload_bytes_down"] for s in found)),
+    }
+    if brief:
+        columns["time"] = lambda found: f"{fmean(s['seconds']['total'] for s in found):.0f} s"
+    else:
+        columns["forward"] = lambda found: f"{fmean(s['forward_passes'] for s in found):,.0f}"
+        columns["backward"] = lambda found: f"{fmean(s['backward_passes'] for s in found):,.0f}"
+        columns["memory"] = lambda found: human_bytes(fmean(s["peak_memory_bytes"] for s in found))
+        columns["seconds"] = lambda found: mean_and_deviation([s["seconds"]["total"] for s in found], 0)
     rows = []
     if known is not None:
-        rows.append(["zero-shot", "0", *(_score(m, [known["baseline"][m]]) for m in measured), *["-"] * 6])
+        base = [metric_text(name, known["baseline"][name]) for name in measured]
+        rows.append(["zero-shot", "0", *base, *["-"] * (len(columns) - 1 - len(base))])
     for line in lines:
-        found, label = line.summaries, f"{line.label}{line.mark}"
-        if not found:
-            rows.append([label, *["failed"] * (len(head) - 1)])
-            continue
+        lost = f" ({line.failed} failed)" if line.summaries and line.failed else ""
+        cells = [tell(line.summaries) if line.summaries else "failed" for tell in columns.values()]
+        rows.append([f"{line.label}{line.mark}{lost}", *cells])
+    note = [f"Mean ± deviation over {seeds} seeds, on test examples."] if seeds > 1 else []
+    note.append("Bytes: payload per client and round in which it takes part.")
+    if not brief:
+        note.append("Passes: micro-batches, all clients and rounds. Memory: peak of the whole process.")
+    if any(name.startswith("unseen_") for name in measured):
+        note.append("Unseen: tasks that no client holds.")
+    for line in lines:
+        if line.summaries and (spent := line.summaries[0].get("privacy")):
+            note.append(f"Privacy spent by {line.label}: {privacy_spent(spent)}.")
+    return Sheet(title or _who(lines), ["method", *columns], rows, " ".join(note))
 
-        def mean(key: str, found: Sequence[Summary] = found) -> float:
-            return fmean(summary[key] for summary in found)
 
-        rows.append(
-            [
-                label + (f" ({line.failed} failed)" if line.failed else ""),
-                f"{mean('rounds'):g}",
-                *(_score(m, [s["final"].get(m, float("nan")) for s in found]) for m in measured),
-                human_bytes(mean("payload_bytes_up")),
-                human_bytes(mean("payload_bytes_down")),
-                f"{mean('forward_passes'):,.0f}",
-                f"{mean('backward_passes'):,.0f}",
-                human_bytes(mean("peak_memory_bytes")),
-                mean_and_deviation([s["seconds"]["total"] for s in found], 0),
-            ]
-        )
-    over = f"Mean ± deviation over {seeds} seeds, on test examples. " if seeds > 1 else ""
-    note = (
-        f"{over}Bytes: payload per client and round in which it takes part. Passes: micro-batches, all clients and "
-        "rounds. Memory: peak of the whole process."
-    )
-    return Sheet(title, head, rows, note)
+def _score(name: str, found: Sequence[Summary]) -> str:
+    return mean_and_deviation([s["final"].get(name, nan) for s in found], metric_of(name)[1].digits)
+
+
+def _who(lines: Sequence[Compared]) -> str:
+    """Returns who took part, and how many parameters each method tunes."""
+    first = lines[0].summaries[0]
+    who = f"{plural(first['clients'], 'client')}, {first['clients_per_round']:,} a round"
+    tuned: dict[int, list[str]] = {}
+    for line in lines:
+        tuned.setdefault(line.summaries[0]["parameters"], []).append(line.label)
+    if len(tuned) == 1:
+        return f"{plural(first['parameters'], 'parameter')}{' of an adapter' if first.get('adapter') else ''}, {who}"
+    return f"{who}; parameters: " + ", ".join(f"{count:,} ({', '.join(names)})" for count, names in tuned.items())
 
 
 def costs_sheet(title: str, lines: Sequence[Compared]) -> Sheet:
     """Returns what a round costs a client, as in Ferret's Tables 4, 5 and 10, and the whole of a simulation."""
-    head = ("method", "local", "projection", "aggregation", "rebuild", "together", "parameters", "bytes both ways",
-            "all clients")  # fmt: skip
+    head = ("method", "local", "projection", "aggregation", "rebuild", "together", "scalars", "all clients")
     rows = []
     for line in lines:
-        found = line.summaries
-        if found:
-            phases = [fmean(seconds) for seconds in zip(*map(phases_of, found), strict=True)]
-            both = fmean(summary["payload_bytes_up"] + summary["payload_bytes_down"] for summary in found)
-            every = fmean(
-                sum(summary["seconds"].get(phase, 0.0) for phase in PHASES) / max(1, summary["rounds"])
-                for summary in found
-            )
-            rows.append(
-                [line.label, *map(human_seconds, phases), parameters_exchanged(found[0]), human_bytes(both),
-                 human_seconds(every)]
-            )  # fmt: skip
+        if not (found := line.summaries):
+            continue
+        of_client = [s.get("seconds_per_client") or {} for s in found]
+        phases = [fmean(float(seconds.get(phase, nan)) for seconds in of_client) for phase in PHASES]
+        every = fmean(sum(s["seconds"].get(phase, 0.0) for phase in PHASES) / max(1, s["rounds"]) for s in found)
+        shown = map(human_seconds, (*phases, sum(phases)))
+        rows.append([line.label, *shown, _exchanged(found[0].get("exchanged")), human_seconds(every)])
     note = (
-        "Seconds, parameters (scalars both ways) and payload bytes of one client in a round in which it takes part. "
-        "Local and projection are Ferret's local update; aggregation, the answers to a step, and rebuild, the step to "
-        "weights, its global aggregation. All clients: a simulated round, its clients one after the other."
+        "Seconds and scalars (parameters, both ways) of one client in a round in which it takes part. Local and "
+        "projection are Ferret's local update; aggregation, the answers to a step, and rebuild, the step to weights, "
+        "its global aggregation. All clients: a simulated round, its clients one after the other."
     )
     return Sheet(title, head, rows, note)
 
 
-def _score(metric: str, values: Sequence[float]) -> str:
-    return mean_and_deviation(values, metric_of(metric)[1].digits)
+def _exchanged(found: Mapping[str, float] | None) -> str:
+    """Returns the scalars that a client and the coordinator exchange in a round, or votes."""
+    if not found:
+        return "-"
+    bits, scalars = found["bits_up"] + found["bits_down"], found["scalars_up"] + found["scalars_down"]
+    if bits and not scalars:
+        return f"{bits:,.3g} bits"
+    return f"{scalars:,.0f}" if scalars < 1e6 else f"{scalars:.1e}"
+
+
+def comparison_lines(summaries: Mapping[str, Summary]) -> list[str]:
+    """Returns what the numbers come to, each run against the most talkative one: a sentence each."""
+    sent = {name: s["payload_bytes_up"] + s["payload_bytes_down"] for name, s in summaries.items()}
+    gained = {name: s["baseline"]["loss"] - s["final"]["loss"] for name, s in summaries.items() if "loss" in s["final"]}
+    most = max(summaries, key=lambda name: summaries[name]["payload_bytes_up"])
+    lines = []
+    for name, own in gained.items():
+        if name == most or not sent[name] or gained.get(most, 0.0) <= 0:
+            continue
+        ours, theirs = sent[name], sent[most]
+        ratio, word = (theirs / ours, "fewer") if ours <= theirs else (ours / theirs, "more")
+        times = f"{ratio:.1f} times {word}" if ratio < 10 else f"{ratio:,.0f} times {word}"
+        kept = f"{name} keeps {own / gained[most]:.0%} of {most}'s loss improvement"
+        lines.append(f"{kept} with {'about as many' if ratio < 1.05 else times} bytes.")
+    return lines
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -141,7 +169,6 @@ def write_comparison(
     from fedseed.reports.charts import curves
     from fedseed.reports.pages import comparison_page  # Jinja and Matplotlib take a while to import
     from fedseed.reports.plots import draw
-    from fedseed.reports.view import view_folder
 
     said = "".join(f"{line}\n" for line in lines)
     text = [sheet.text() for sheet in sheets] + ([said] if said else [])
@@ -173,19 +200,7 @@ def compare_runs(folders: Mapping[str, Path], title: str = "Comparison") -> tupl
     sheets = [results_sheet(title, compared), costs_sheet("Costs of a round", compared)]
     content = [
         {"scenario": "", "label": label, "chosen": [], "tried": [], "failed": {}, "folder": str(folders[label]),
-         "summaries": {str(_seed(folders[label])): summary}}
+         "summaries": {str(view_folder(folders[label]).settings.get("seed", 0)): summary}}
         for label, summary in summaries.items()
     ]  # fmt: skip
-    return sheets, comparison_lines(list(summaries.items())), content
-
-
-def write_runs(out: Path, folders: Mapping[str, Path], title: str = "Comparison") -> None:
-    """Write the files of a comparison of finished runs, one with each label."""
-    sheets, lines, content = compare_runs(folders, title)
-    write_comparison(out, title, {"": {label: [folder] for label, folder in folders.items()}}, sheets, content, lines)
-
-
-def _seed(folder: Path) -> int:
-    from fedseed.reports.view import view_folder
-
-    return int(view_folder(folder).settings.get("seed", 0))
+    return sheets, comparison_lines(summaries), content

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fedseed.errors import FedseedError
-from fedseed.reports.pages import live_page, run_body
+from fedseed.reports.pages import run_body, run_page
 from fedseed.reports.view import RunView
 
 HOST = "127.0.0.1"
@@ -39,7 +39,6 @@ class LiveServer:
         self._every = every
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._known: tuple[str, bytes] | None = None
         try:
             self._server = ThreadingHTTPServer((HOST, port), _handler(self))
         except (OSError, OverflowError) as error:
@@ -53,8 +52,14 @@ class LiveServer:
 
     def serve(self) -> None:
         """Answer until `stop`, or until Ctrl-C."""
+
+        def keep_looking() -> None:
+            while not self._over.wait(self._every):
+                with suppress(FedseedError), self._lock:
+                    self._look()
+
         if self._every is not None:
-            threading.Thread(target=self._keep_looking, daemon=True).start()
+            threading.Thread(target=keep_looking, daemon=True).start()
         self._server.serve_forever(poll_interval=0.2)
 
     def stop(self) -> None:
@@ -67,26 +72,17 @@ class LiveServer:
         self._over.set()
         self._server.server_close()
 
-    def _keep_looking(self) -> None:
-        while not self._over.wait(self._every):
-            with suppress(FedseedError), self._lock:
-                self._look()
-
     def page(self) -> bytes:
         """Returns the whole page."""
         with self._lock:
-            return live_page(self._look()[1]()).encode()
+            return run_page(self._look()[1](), live=True).encode()
 
     def body(self, known: str) -> tuple[str, bytes | None]:
         """Returns a tag, and what stands on the page; None where that is what `known` is the tag of."""
         with self._lock:
             changed, view = self._look()
             tag = f'"{hash(changed) & (1 << 64) - 1:x}"'
-            if tag == known:
-                return tag, None
-            if self._known is None or self._known[0] != tag:
-                self._known = tag, str(run_body(view())).encode()
-            return self._known
+            return tag, None if tag == known else str(run_body(view())).encode()
 
 
 def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
@@ -94,12 +90,10 @@ def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
         server_version, sys_version = "fedseed", ""
 
         def do_GET(self) -> None:
-            host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
-            if host not in HERE:  # a web page elsewhere whose name leads here
-                self._answer(403, b"this page is for this machine only\n", "text/plain")
-                return
             try:
-                if self.path == "/":
+                if (self.headers.get("Host") or "").partition(":")[0] not in HERE:  # a page elsewhere leads here
+                    self._answer(403, b"this page is for this machine only\n", "text/plain")
+                elif self.path == "/":
                     self._answer(200, live.page())
                 elif self.path == "/body":
                     tag, body = live.body(self.headers.get("If-None-Match") or "")

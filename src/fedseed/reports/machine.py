@@ -1,9 +1,11 @@
-"""What a run was made with: versions, the machine (not its name), the command."""
+"""What a run was made with: versions, the machine (not its name) and its memory, the command."""
 
 import os
 import platform
+import resource
 import shlex
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -11,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import fedseed
-from fedseed.reports.memory import available_memory
 
 PACKAGES = ("fedseed", "torch", "transformers", "peft", "tokenizers", "numpy", "numba", "triton")
 
@@ -32,11 +33,14 @@ def versions() -> dict[str, str]:
 @cache
 def host() -> dict[str, Any]:
     """Returns what the machine is: system, processor, cores, memory, GPUs that torch sees (where torch is in use)."""
-    memory = available_memory()
+    memory, processor = available_memory(), platform.processor()
+    with suppress(OSError):
+        named = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        processor = named[0].partition(":")[2].strip() if named else processor
     found: dict[str, Any] = {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": processor,
         "cores": os.cpu_count(),
         "memory_bytes": None if memory is None else memory[0],
     }
@@ -53,11 +57,27 @@ def command() -> str:
     return shlex.join([first, *words])
 
 
-def _processor() -> str:
+def resident_memory(peak: bool = False) -> int:
+    """Returns this process' resident memory in bytes, now or at its peak."""
+    if peak or not Path("/proc/self/statm").exists():
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def available_memory() -> tuple[int, int] | None:
+    """Returns (all, free) of this machine's memory in bytes, or of this container's; None where it can't be told."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        pass
-    return platform.processor()
+        return None
+    found = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+    if "MemTotal" not in found or "MemAvailable" not in found:
+        return None
+    total, free = found["MemTotal"], found["MemAvailable"]
+    try:  # a container's limit
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return total, free
+    return min(total, limit), min(free, limit - used)

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedseed.errors import plural
 from fedseed.tasks.data import Choice, ClientData, Cloze, Picture, TaskData
+from fedseed.text import natural
 
 SHOWN_CLIENTS = 24  # more are summed up
 SHOWN_LABELS = 16  # more are summed up
@@ -72,13 +73,9 @@ def _label(example: Any, classes: Sequence[str]) -> str:
 def partition_statistics(data: TaskData) -> PartitionStatistics:
     """Count a task's examples by client and label."""
     counted = [Counter(labels_of(client, data.classes)) for client in data.clients]
-    labels = sorted(set().union(*counted), key=_by_number)
+    labels = sorted(set().union(*counted), key=natural)
     counts = np.array([[count[label] for label in labels] for count in counted], dtype=np.int64)
     return PartitionStatistics(tuple(client.name for client in data.clients), tuple(labels), counts)
-
-
-def _by_number(label: str) -> tuple[int, str]:
-    return (int(label), "") if label.isdecimal() else (1 << 62, label)
 
 
 def partition_table(held: PartitionStatistics) -> list[Table | str]:
@@ -140,11 +137,9 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    from fedseed.reports.fonts import readable
     from fedseed.reports.plots import save  # takes a second to import
 
     many = len(held.clients) > SHOWN_CLIENTS
-    ((title,), _), (labels, unlabelled), (clients, unnamed) = map(readable, ([title], held.labels, held.clients))
     shares = held.counts / np.maximum(held.sizes, 1)[:, None]
     top = np.where(held.sizes > 0, shares.argmax(axis=1), len(held.labels))  # clients with nothing come last
     order = np.lexsort((-shares.max(axis=1), top)) if many else np.arange(len(held.clients))
@@ -156,7 +151,7 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
     x = np.arange(len(held.clients))
     for row, (values, heading) in enumerate(((held.counts, "examples"), (100 * shares, "share, %"))[: len(axes)]):
         bottom = np.zeros(len(x))
-        for i, label in enumerate(labels):
+        for i, label in enumerate(held.labels):
             each = values[order, i]
             # without a gap between many bars, and no edges: they would be wider than the bars
             axes[row][0].bar(x, each, 1.0 if many else 0.85, bottom, color=colours[i], label=label, linewidth=0)
@@ -170,8 +165,8 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
         last.set_xlabel(f"{len(x):,} clients" + (", by their most frequent label" if labelled else ""))
         last.set_xticks([])
     else:
-        crowded = len(x) * max(map(len, clients)) > 80
-        last.set_xticks(x, [_short(name) for name in clients], rotation=90 if crowded else 0, fontsize=8)
+        crowded = len(x) * max(map(len, held.clients)) > 80
+        last.set_xticks(x, [_short(name) for name in held.clients], rotation=90 if crowded else 0, fontsize=8)
     if len(axes) > 1:
         axes[1][0].set_ylim(0, 100)
     axes[0][0].set_title(f"{title} (mixtures {held.skew:.2f} apart)" if labelled else title, fontsize=10, loc="left")
@@ -181,7 +176,7 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
                       bbox_to_anchor=(1.0, 0.5), fontsize=8)  # fmt: skip
     elif labelled:
         figure.text(1.0, 0.5, f"{len(held.labels):,} labels,\na colour each", fontsize=8, va="center")
-    save(figure, path, unlabelled or (None if many else unnamed))
+    save(figure, path)
 
 
 def _short(text: str, length: int = 28) -> str:

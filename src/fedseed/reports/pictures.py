@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedseed.durable import replacing
+from fedseed.durable import replacing, write_whole
 from fedseed.errors import FedseedError
 from fedseed.interpreter import command
 
@@ -23,27 +23,23 @@ def draw_run(folder: Path, probabilities: Sequence[float] | None, summary: Mappi
     import numpy as np
 
     from fedseed.reports.charts import curves
-    from fedseed.reports.pages import write_report
+    from fedseed.reports.pages import run_page
     from fedseed.reports.plots import draw
     from fedseed.reports.plots import probabilities as panel
-    from fedseed.reports.results import read_lines
+    from fedseed.reports.view import view_folder
 
-    if made := curves({summary["method"]: [read_lines(folder)]}):
+    view = view_folder(folder, summary)
+    if made := curves({summary["method"]: [view.lines]}):
         with replacing(folder / "metrics.png") as picture:
             draw(made, picture, across=4)
     if probabilities is not None:
         with replacing(folder / "probabilities.png") as picture:
             draw([panel(np.asarray(probabilities))], picture)
-    write_report(folder, summary)
+    write_whole(folder / "report.html", run_page(view).encode())
 
 
 def draw_apart(folder: Path, probabilities: Sequence[float] | None, summary: Mapping[str, Any]) -> None:
-    """Do the same in a process of its own: Matplotlib takes more memory than a whole coordinator.
-
-    Args:
-        folder: the run's, with metrics.jsonl.
-        probabilities: of FedKSeed-Pro's candidates; None: the method has none.
-        summary: what summary.json will hold.
+    """Does what `draw_run` does in a process of its own: Matplotlib takes more memory than a whole coordinator.
 
     Raises:
         FedseedError: it can't be drawn; the text says why.
@@ -56,5 +52,5 @@ def draw_apart(folder: Path, probabilities: Sequence[float] | None, summary: Map
 
 
 def main(place: str) -> None:
-    """Returns what the other process does."""
+    """Does what the other process is for."""
     draw_run(Path(place), *json.load(sys.stdin))

@@ -1,8 +1,8 @@
 """Draws charts with Matplotlib: as PNG files, and as SVG for pages."""
 
 import re
+import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from io import BytesIO, StringIO
 from math import ceil, isfinite
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from markupsafe import Markup, escape
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedseed.reports.charts import Axis, Panel, Series
-from fedseed.reports.fonts import readable
 
 # twelve colours that stay apart also for colour-blind readers, and the same before a dark ground
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288", "#44AA99", "#999933",
@@ -28,14 +28,23 @@ DARK_COLOURS = ("#4DA3DB", "#F0803C", "#35C79B", "#E29CC3", "#F0B840", "#7CC8F0"
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
 SOFT, FAINT = "#5a6472", "#dfe3e8"  # texts and axes; the grid
-MOST_POINTS = 600  # of a line; more can't be told apart
+MOST_POINTS = 600  # points of a line; more can't be told apart
 MARKED = 60  # a line with at most so many points shows them
 ROWS = 4  # with more of them a picture is made of fewer pixels: thirty panels are 200 kB
 UNITS = {"": "", "bytes": "B", "s": "s"}
-SHADES = 256  # colours of a picture, which make it three times smaller than all that there could be
+SHADES = 256  # colours of a picture; with all that there could be it would be three times as large
+# fonts for the letters that Matplotlib's own lacks, as far as this machine has them: people read Asian scripts in these
+FONTS = ("Noto Sans CJK", "Source Han Sans", "WenQuanYi", "Droid Sans Fallback", "Microsoft YaHei", "PingFang",
+         "Hiragino", "Yu Gothic", "Malgun Gothic", "Arial Unicode")  # fmt: skip
+UNUSED = re.compile(
+    r' id="[\w.]*_\d+"| clip-path="[^"]*"|font-family: [^;"]*;? ?| transform="rotate\(-0 [^"]*"|'
+    r'<defs>\s*<(style|clipPath).*?</defs>|<path d="[^"]*" style="fill: none"/>', re.DOTALL
+)  # fmt: skip
 matplotlib.use("Agg")
+warnings.filterwarnings("ignore", "Glyph .* missing from font")
 matplotlib.rcParams.update(
     {
+        "font.family": ["DejaVu Sans", *(name for name in font_manager.get_font_names() if name.startswith(FONTS))],
         "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "fedseed", "axes.grid": True,
         "axes.axisbelow": True, "axes.edgecolor": SOFT, "axes.labelcolor": SOFT, "axes.titlesize": 10,
         "axes.spines.right": False, "axes.spines.top": False, "grid.color": FAINT, "xtick.color": SOFT,
@@ -45,7 +54,7 @@ matplotlib.rcParams.update(
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Returns how the line of this number looks: 48 lines look different, also without colours most neighbours do."""
+    """Returns how the line of this number looks: 48 lines look different, most neighbours also without colours."""
     dashes = number // len(COLOURS) % len(DASHES)
     return {
         "color": COLOURS[number % len(COLOURS)],
@@ -57,7 +66,7 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def draw(panels: Sequence[Panel], path: Path, across: int = 3) -> None:
-    """Draw charts side by side into a PNG file. Without one nothing is written.
+    """Draws charts side by side into a PNG file. Nothing is written if there are none.
 
     Args:
         panels: the charts.
@@ -65,42 +74,39 @@ def draw(panels: Sequence[Panel], path: Path, across: int = 3) -> None:
         across: how many stand in a row.
     """
     if panels:
-        figure, note = figure_of(panels, across)
-        save(figure, path, note)
+        save(figure_of(panels, across), path)
 
 
-def figure_of(panels: Sequence[Panel], across: int = 3) -> tuple[Figure, str | None]:
-    """Returns charts side by side, with a line about names that no font can show.
+def figure_of(panels: Sequence[Panel], across: int = 3) -> Figure:
+    """Returns a figure with charts side by side.
 
     Args:
         panels: at least one.
         across: how many stand in a row.
     """
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.series))
-    shown, note = readable([*names, *(panel.title for panel in panels)])
-    called = dict(zip(names, shown, strict=False))
     across = min(across, len(panels))
     rows = ceil(len(panels) / across)
     figure = Figure(figsize=(4.6 * across, 3.5 * rows))
     grid = list(figure.subplots(rows, across, squeeze=False).flat)
     together = len(names) > 1 and all([line.name for line in panel.series] == names for panel in panels)
-    for number, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
-        plot(axes, replace(panel, series=[replace(line, name=called[line.name]) for line in panel.series]))
-        axes.set_title(shown[len(names) + number], loc="left")
+    for axes, panel in zip(grid, panels, strict=False):
+        plot(axes, panel)
+        axes.set_title(panel.title, loc="left")
         if not together and len(panel.series) > 1:
             axes.legend()
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     if together:  # one legend, beside the charts
         grid[across - 1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return figure, note
+    return figure
 
 
 def plot(axes: Axes, panel: Panel) -> None:
-    """Draw a chart's lines, bands and axes.
+    """Draws a chart's lines, bands and axes.
 
     Args:
-        axes: where to.
+        axes: where to draw them.
         panel: the chart.
     """
     there = False
@@ -133,7 +139,7 @@ def plot(axes: Axes, panel: Panel) -> None:
 
 
 def _kept(points: Sequence[tuple[float, float]], panel: Panel) -> list[tuple[float, float]]:
-    """The points that can be shown; of very many an even choice, with the last one."""
+    """Returns the points that can be shown; of very many it keeps an even choice, with the last one."""
     kept = [
         (x, y) for x, y in points
         if isfinite(x) and isfinite(y) and (x > 0 or not panel.x.log) and (y > 0 or not panel.y.log)
@@ -142,17 +148,9 @@ def _kept(points: Sequence[tuple[float, float]], panel: Panel) -> list[tuple[flo
     return [*kept[:-1:every], kept[-1]] if every > 1 else kept
 
 
-def save(figure: Figure, path: Path, note: str | None = None) -> None:
-    """Write a picture.
-
-    Args:
-        figure: what was drawn.
-        path: the PNG file.
-        note: a line below it.
-    """
+def save(figure: Figure, path: Path) -> None:
+    """Writes a picture as a PNG file."""
     figure.tight_layout()
-    if note is not None:
-        figure.text(0.01, 0.0, note, fontsize=8, va="top", color=SOFT)
     rows = figure.get_figheight() / 3.5
     with BytesIO() as drawn:
         dpi = 110 * min(1.0, (ROWS / rows) ** 0.5)
@@ -178,25 +176,14 @@ def chart(panel: Panel) -> Markup | None:
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(drawn, format="svg", transparent=True, metadata=nothing)
         text = drawn.getvalue()
-    return Markup(_slim(text, f"{panel.title}: {panel.y.label} over {panel.x.label}"))
-
-
-UNUSED = re.compile(
-    r' id="[\w.]*_\d+"| clip-path="[^"]*"|font-family: [^;"]*;? ?| transform="rotate\(-0 [^"]*"|'
-    r'<defs>\s*<(style|clipPath).*?</defs>|<path d="[^"]*" style="fill: none"/>', re.DOTALL
-)  # fmt: skip
-
-
-def _slim(text: str, said: str) -> str:
-    """An SVG without what a page does not need, its colours those of the page."""
     box = re.search(r'viewBox="[^"]*"', text)
     assert box is not None
-    head = f'<svg {box[0]} role="img" aria-label="{escape(said)}">'
+    head = f'<svg {box[0]} role="img" aria-label="{escape(f"{panel.title}: {panel.y.label} over {panel.x.label}")}">'
     text = head + UNUSED.sub("", text[text.index("<svg") :].partition(">")[2])
     text = re.sub(r"\s*\n\s*", " ", text).replace("xlink:href", "href").replace("> <", "><")
     for number, colour in enumerate(COLOURS):
         text = text.replace(colour.lower(), f"var(--c{number})")
-    return text.replace(SOFT, "var(--soft)").replace(FAINT, "var(--faint)")
+    return Markup(text.replace(SOFT, "var(--soft)").replace(FAINT, "var(--faint)"))
 
 
 def swatch(number: int) -> Markup:

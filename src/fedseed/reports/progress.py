@@ -1,18 +1,35 @@
-"""Progress of a run: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere; and the console that everything is shown on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.segment import Segment
 from rich.text import Text
 
 from fedseed.errors import plural
 from fedseed.metrics import metric_text, metric_title, shown_metrics
 from fedseed.reports.results import RoundLine
-from fedseed.reports.screen import Screen
+from fedseed.text import clean
+
+
+class Screen(Console):
+    """A rich console on which text is text: it reads no markup and sends no control characters but its own.
+
+    Args:
+        settings: of `rich.console.Console`.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, **settings})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Returns what is shown: texts cleaned, in tables and bars, too."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(clean(segment.text), segment.style)
 
 
 class Progress:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, fields
 from math import isnan
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+from fedseed.errors import FedseedError
 from fedseed.metrics import lower_is_better
 
 PHASES = ("local", "projection", "aggregation", "rebuild")  # of a round, from a client's data to new weights
@@ -62,9 +64,11 @@ class RoundLine:
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> "RoundLine":
-        """Reads a line as metrics.jsonl has it. Raises ValueError or TypeError if it is none."""
+        """Reads a line as metrics.jsonl has it. Raises ValueError or TypeError if it is none, or has been altered."""
         if not isinstance(table, Mapping) or not isinstance(table.get("round"), int):
             raise ValueError("it has no round")
+        if "sum" in table and table["sum"] != _sum(table):
+            raise ValueError("it is not as it was written: its sum differs")
         known = {name: value for name, value in table.items() if name in FIELDS}
         metrics = {
             name: value for name, value in table.items() if name not in FIELDS and isinstance(value, int | float)
@@ -76,6 +80,11 @@ class RoundLine:
         left_out = {name for name in SELDOM if not getattr(self, name)}
         names = OF_THE_BASE if self.round == 0 else FIELDS
         return {name: getattr(self, name) for name in names if name not in left_out} | self.metrics
+
+    def written(self) -> bytes:
+        """Returns the line as a file has it: with a sum over all but seconds, by which an altered line is found."""
+        table = self.to_json()
+        return json.dumps({**table, "sum": _sum(table)}).encode() + b"\n"
 
     def get(self, name: str) -> float | None:
         """Returns a number of the line by its name there, measured or not; None where the line has none."""
@@ -97,15 +106,26 @@ SELDOM = ("not_taken", "processes", "by_client")  # written where there is somet
 NUMBERS = ("train_loss", "bytes_up", "bytes_down", "taking_part", "refused", "forward_passes", "backward_passes")
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a run's metrics.jsonl as they stand there."""
-    with open(folder / "metrics.jsonl", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+def _sum(table: Mapping[str, Any]) -> str:
+    text = json.dumps({name: value for name, value in table.items() if name not in ("seconds", "sum")})
+    return f"{crc32(text.encode()):08x}"
 
 
 def read_lines(folder: Path) -> list[RoundLine]:
-    """Returns the lines of a run's metrics.jsonl."""
-    return [RoundLine.from_json(line) for line in read_metrics(folder)]
+    """Returns the lines of a run's metrics.jsonl. Raises FedseedError for one that is damaged or was altered."""
+    found: list[RoundLine] = []
+    with open(folder / "metrics.jsonl", encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                found.append(RoundLine.from_json(json.loads(line)))
+            except (ValueError, TypeError) as error:
+                raise FedseedError(f"{lines.name}: line {len(found) + 1} is not valid: {error}") from error
+    return found
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a run's metrics.jsonl as tables. Raises FedseedError like `read_lines`."""
+    return [line.to_json() for line in read_lines(folder)]
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

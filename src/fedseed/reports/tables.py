@@ -2,16 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, isnan, nan
+from math import isfinite, isnan
 from statistics import mean, stdev
 from typing import Any
 
 from rich import box
 from rich.table import Table
-
-from fedseed.errors import plural
-from fedseed.metrics import metric_text, metric_title, shown_metrics
-from fedseed.reports.results import PHASES
 
 
 def human_bytes(count: float) -> str:
@@ -29,125 +25,6 @@ def privacy_spent(spent: Mapping[str, Any]) -> str:
         f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:.4g}'}"
         for name, value in spent.items()
     )
-
-
-def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    """Runs side by side, zero-shot first.
-
-    Args:
-        summaries: (name, summary) of each run; all from the same base and data.
-    """
-    first = summaries[0][1]
-    names = shown_metrics(first["baseline"])
-    title = _title(summaries)
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("\nmethod", no_wrap=True)
-    headings = [metric_title(name).replace(" ", "\n", 1) for name in names]
-    for heading in ("\nrounds", *headings, "bytes\nup", "bytes\ndown", "\ntime"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_row("zero-shot", "0", *(metric_text(name, first["baseline"][name]) for name in names), "-", "-", "-")
-    for name, summary in summaries:
-        table.add_row(
-            name,
-            str(summary["rounds"]),
-            *(metric_text(name, summary["final"].get(name)) for name in names),
-            human_bytes(summary["payload_bytes_up"]),
-            human_bytes(summary["payload_bytes_down"]),
-            f"{summary['seconds']['total']:.0f} s",
-        )
-    table.caption = "Bytes: payload per client and round in which it takes part."
-    if any(name.startswith("unseen_") for name in names):
-        table.caption += " Unseen: tasks that no client holds."
-    for name, summary in summaries:
-        if spent := summary.get("privacy"):
-            table.caption += f" Privacy spent by {name}: {privacy_spent(spent)}."
-    table.caption_justify = "left"
-    return table
-
-
-def _title(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Returns what stands above runs side by side: who took part, and how many parameters each method tunes."""
-    first = summaries[0][1]
-    who = f"{plural(first['clients'], 'client')}, {first['clients_per_round']:,} a round"
-    tuned: dict[int, list[str]] = {}
-    for name, summary in summaries:
-        tuned.setdefault(summary["parameters"], []).append(name)
-    if len(tuned) == 1:
-        return f"{plural(first['parameters'], 'parameter')}{' of an adapter' if first.get('adapter') else ''}, {who}"
-    return f"{who}; parameters: " + ", ".join(f"{count:,} ({', '.join(names)})" for count, names in tuned.items())
-
-
-def times_as_many(ours: float, theirs: float, unit: str = "bytes") -> str:
-    """Compares one number with another another: "125 times fewer bytes", "1.5 times more bytes", "about as many bytes".
-
-    Args:
-        ours: positive.
-        theirs: positive; what `ours` is compared with.
-        unit: what is counted.
-    """
-    ratio, word = (theirs / ours, "fewer") if ours <= theirs else (ours / theirs, "more")
-    if ratio < 1.05:
-        return f"about as many {unit}"
-    return f"{ratio:.1f} times {word} {unit}" if ratio < 10 else f"{ratio:,.0f} times {word} {unit}"
-
-
-def cost_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    """Returns what a round costs one client, with the columns of Ferret's Tables 4, 5 and 10.
-
-    Args:
-        summaries: (name, summary) of each run.
-    """
-    title = "A client's round: seconds, and parameters exchanged"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("\nmethod", no_wrap=True)
-    for heading in ("\nlocal", "projec-\ntion", "aggre-\ngation", "\nrebuild", "\ntogether", "params\nup + down"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, summary in summaries:
-        table.add_row(name, *map(human_seconds, phases_of(summary)), parameters_exchanged(summary))
-    table.caption = (
-        "Local and projection: a client's own (Ferret's \"local update\"). Aggregation and rebuild: the step, and what "
-        'becomes of the weights ("global aggregation").'
-    )
-    table.caption_justify = "left"
-    return table
-
-
-def phases_of(summary: Mapping[str, Any]) -> list[float]:
-    """Returns the seconds of a client's round: local, projection, aggregation, rebuild, and all of them."""
-    found = summary.get("seconds_per_client") or {}
-    phases = [float(found.get(phase, nan)) for phase in PHASES]
-    return [*phases, sum(phases)]
-
-
-def parameters_exchanged(summary: Mapping[str, Any]) -> str:
-    """Returns the scalars that a client and the coordinator exchange in a round, or votes."""
-    found = summary.get("exchanged")
-    if not found:
-        return "-"
-    bits = found["bits_up"] + found["bits_down"]
-    scalars = found["scalars_up"] + found["scalars_down"]
-    if bits and not scalars:
-        return f"{bits:,.3g} bits"
-    return f"{scalars:,.0f}" if scalars < 1e6 else f"{scalars:.1e}"
-
-
-def comparison_lines(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Returns what the numbers come to, each run against the most talkative one."""
-    reference_name, reference = max(summaries, key=lambda s: s[1]["payload_bytes_up"])
-    lines = []
-    for name, summary in summaries:
-        if name == reference_name or "loss" not in summary["final"]:
-            continue
-        gained = reference["baseline"]["loss"] - reference["final"]["loss"]
-        own = summary["baseline"]["loss"] - summary["final"]["loss"]
-        total = reference["payload_bytes_up"] + reference["payload_bytes_down"]
-        sent = summary["payload_bytes_up"] + summary["payload_bytes_down"]
-        if gained > 0 and sent > 0:
-            lines.append(
-                f"{name} keeps {own / gained:.0%} of {reference_name}'s loss improvement with "
-                f"{times_as_many(sent, total)}."
-            )
-    return lines
 
 
 def mean_and_deviation(values: Sequence[float], digits: int) -> str:
@@ -176,8 +53,21 @@ class Sheet:
     rows: Sequence[Sequence[str]]
     note: str = ""
 
+    def table(self) -> Table:
+        """Returns the table for a console, each column's name on two lines."""
+        shown = Table(
+            title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+        )
+        for number, name in enumerate(self.head):
+            stacked = name.replace(" ", "\n", 1) if " " in name else f"\n{name}"
+            shown.add_column(stacked, justify="right" if number else "left", no_wrap=True)
+        for row in self.rows:
+            shown.add_row(*row)
+        shown.caption, shown.caption_justify, shown.title_justify = self.note, "left", "left"
+        return shown
+
     def text(self) -> str:
-        """Returns the table for a terminal, columns padded."""
+        """Returns the table as plain text, columns padded."""
         lines = [self.head, *self.rows]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
 

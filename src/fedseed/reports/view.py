@@ -1,9 +1,10 @@
 """What a run's folder says about the run, finished or going on, as a page shows it. Free of torch and Matplotlib."""
 
 import json
-import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 from fedseed.errors import FedseedError
 from fedseed.reports.results import RoundLine
+from fedseed.text import natural
 
 State = Literal["finished", "running", "stopped", "waiting", "unknown"]
 
@@ -31,7 +33,7 @@ class ClientRow:
     name: str
     rounds: float = 0.0
     about: bool = False
-    skipped: dict[str, int] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
     attacker: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -68,10 +70,8 @@ class RunView:
     @property
     def method(self) -> str:
         """Returns the method's name; "" if nothing says it."""
-        for table in (self.summary or {}, self.status or {}):
-            if table.get("method"):
-                return str(table["method"])
-        return str(self.settings.get("method", {}).get("name", ""))
+        named = (self.summary or {}).get("method") or (self.status or {}).get("method")
+        return str(named or self.settings.get("method", {}).get("name", ""))
 
     @property
     def title(self) -> str:
@@ -120,11 +120,8 @@ class RunView:
 
     def seconds(self) -> dict[str, float]:
         """Returns all seconds by phase."""
-        found: dict[str, float] = {}
-        for line in self.lines:
-            for phase, spent in line.seconds.items():
-                found[phase] = found.get(phase, 0.0) + spent
-        return found
+        phases = dict.fromkeys(phase for line in self.lines for phase in line.seconds)
+        return {phase: sum(line.seconds.get(phase, 0.0) for line in self.lines) for phase in phases}
 
     def clients(self) -> list[ClientRow]:
         """Returns what is known of each client that any line names, in the order of their names."""
@@ -139,19 +136,12 @@ class RunView:
                 row(name).rounds += part
                 row(name).about |= part != int(part)
             for skipped in line.skipped:
-                reasons = row(skipped["client"]).skipped
-                reasons[skipped["reason"]] = reasons.get(skipped["reason"], 0) + 1
+                row(skipped["client"]).skipped[skipped["reason"]] += 1
             for name in line.attacked:
                 row(name).attacker = True
             for name, values in (line.by_client or {}).items():
                 row(name).metrics.update(values)
-        return sorted(rows.values(), key=lambda row: _natural(row.name))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Names in the order in which people count: client-2 before client-10."""
-    parts = re.split(r"(\d+)", name)
-    return [(int(part), "") if part.isdecimal() else (1 << 62, part) for part in parts if part]
+        return sorted(rows.values(), key=lambda row: natural(row.name))
 
 
 # -- reading a folder --------------------------------------------------------------------------------------------------
@@ -173,17 +163,11 @@ def view_folder(folder: Path, summary: Mapping[str, Any] | None = None) -> RunVi
         summary = json.loads(text)
     if not lines and not recipe:
         raise FedseedError(f"{folder}: no run is here: neither recipe.toml nor metrics.jsonl")
-    unlogged = [line.round for line in _whole_lines(folder / "progress.jsonl")]
-    settings = tomllib.loads(recipe) if recipe else {}
-    view = RunView(
-        folder.resolve().name, lines, summary, recipe, max([line.round for line in lines] + unlogged, default=0),
-        settings.get("rounds"),
-    )  # fmt: skip
-    if summary is not None:
-        view.state = "finished"
-    else:
-        held = _held(folder / "progress.jsonl")
-        view.state = "unknown" if held is None else "running" if held else "stopped"
+    rounds = [line.round for line in (*lines, *_whole_lines(folder / "progress.jsonl"))]
+    view = RunView(folder.resolve().name, lines, summary, recipe, max(rounds, default=0))
+    view.rounds = view.settings.get("rounds")
+    states: dict[bool | None, State] = {None: "unknown", True: "running", False: "stopped"}
+    view.state = "finished" if summary is not None else states[_held(folder / "progress.jsonl")]
     return view
 
 
@@ -200,20 +184,15 @@ def stamp(folder: Path) -> tuple[object, ...]:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _whole_lines(path: Path) -> list[RoundLine]:
     """The lines that were written to their ends; what comes after a damaged one is left out."""
     found: list[RoundLine] = []
-    for text in _text(path).split("\n")[:-1]:
-        try:
+    with suppress(ValueError, TypeError):
+        for text in _text(path).split("\n")[:-1]:
             found.append(RoundLine.from_json(json.loads(text)))
-        except (ValueError, TypeError):
-            break
     return found
 
 
@@ -250,17 +229,15 @@ class Watched:
         self._over = False  # the server's log says so
 
     def tell(self, status: Mapping[str, Any] | None) -> None:
-        """Returns what a coordinator has answered; None or an answer without a round: there is none."""
+        """Takes what a coordinator has answered; None or an answer without a round: there is none."""
         there = status is not None and "round" in status
         self._over = bool((status or {}).get("ended"))
-        if not there and (self.status is None or self._there):
-            self._there, self.count = False, self.count + 1
-            self.status = self.status or {}
-        if status is None or not there or (there == self._there and status == self.status):
+        if there == self._there and (not there or status == self.status) and self.status is not None:
             return
-        self._there, self.status, self.count = True, status, self.count + 1
-        last = status.get("last") or {}
-        if "round" in last:
+        self._there, self.count = there, self.count + 1
+        self.status = status if there else self.status or {}
+        last = (status or {}).get("last") or {}
+        if there and "round" in last:
             if self._lines and last["round"] <= self._lines[-1].round:
                 self._lines.pop()  # it is evaluated now, or begun again
             self._lines.append(RoundLine.from_json(last))
@@ -270,9 +247,6 @@ class Watched:
         status = self.status or {}
         made = RunView(self.name, list(self._lines), None, "", status.get("round", 0), status.get("rounds"))
         made.status = status if "alive" in status else None
-        if self._there:
-            made.state = "running"
-        else:
-            seen = self._lines and made.rounds is not None and self._lines[-1].round >= made.rounds
-            made.state = "finished" if self._over or seen else "stopped"
+        seen = self._lines and made.rounds is not None and self._lines[-1].round >= made.rounds
+        made.state = "running" if self._there else "finished" if self._over or seen else "stopped"
         return made

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.attacks.labels import flip_labels
-from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
 from fedseed.reports.progress import Progress, shown_by
-from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of, evaluation_of_parties
-from fedseed.runs.learner import check_examples, make_learner
+from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of
+from fedseed.runs.learner import hosted_of
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Simulation
@@ -23,8 +22,6 @@ from fedseed.runs.workers import Team, Workers
 from fedseed.tasks.data import ClientData, TaskData
 
 logger = logging.getLogger(__name__)
-
-UNEVALUATED = "a private run: nothing is evaluated (evaluation.disclose is not set)"
 
 
 class Federation(Simulation):
@@ -107,7 +104,7 @@ def build(
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
     """
-    from fedseed.objectives.prepared import about
+    from fedseed.models.loading import PACKAGED
 
     for tracker in recipe.tracking:
         tracker.check()
@@ -127,45 +124,29 @@ def build(
         began, attackers = time.perf_counter(), attackers_of(recipe, count)
         equipment = equip(recipe, data)
         logger.info("base %s loaded in %.1f s", recipe.model.base, time.perf_counter() - began)
-        evaluate, notes = _evaluation(recipe, equipment, data, parts)
+        evaluate, notes = None, ["a private run: nothing is evaluated (evaluation.disclose is not set)"]
+        if recipe.evaluates:
+            evaluate, notes = evaluation_of(recipe, equipment, data, parts)
         more: dict[str, Any] = {"per_round": per_round, "attackers": attackers, "threads": threads}
+        base = Path(recipe.model.base).expanduser()
+        if recipe.model.base not in PACKAGED and not base.is_absolute() and base.is_dir():
+            more["base_folder"] = str(base.resolve())  # the path means another place from elsewhere
         spec = spec_of(recipe, equipment, out, notes=(*data.notes, *notes), **more)
         known = recipe, attackers, len(data.classes)
         held = [as_attacked(client, number, *known) for number, client in enumerate(data.clients)]
-        made = Federation(equipment.model, held, spec, equipment.objective, 1, evaluate, progress, team)
-        made.spec = replace(made.spec, notes=(*made.spec.notes, *about(made.prepared, equipment.limit)))
-        made.header = replace(made.header, base_folder=base_folder(recipe.model.base))
-        return made
+        return Federation(equipment.model, held, spec, equipment.objective, 1, evaluate, progress, team)
     except BaseException:
         if team is not None:
             team.close()
         raise
 
 
-def _evaluation(
-    recipe: Recipe, equipment: Equipment, data: TaskData, parts: Sequence[TaskData] | None
-) -> tuple[Evaluation | None, list[str]]:
-    """What measures the model, and notes about it; nothing of a private run that does not disclose it."""
-    if not recipe.evaluates:
-        return None, [UNEVALUATED]
-    if parts is None or recipe.task.shares_evaluation:
-        return evaluation_of(recipe, equipment, data)
-    return evaluation_of_parties(recipe, equipment, parts)
-
-
 def spec_of(recipe: Recipe, equipment: Equipment, out: Path | str | None = None, **more: Any) -> RunSpec:
     """A recipe's run with a model that is loaded; `RunSpec.of` has the arguments."""
     return RunSpec.of(
-        recipe, out, base_digest=equipment.base_digest, trainable=equipment.trainable, classes=equipment.classes, **more
-    )
-
-
-def base_folder(base: str) -> str:
-    """Where a base is that a recipe names by a path which is another one from elsewhere; "" for all others."""
-    from fedseed.models.loading import PACKAGED
-
-    path = Path(base).expanduser()
-    return "" if base in PACKAGED or path.is_absolute() or not path.is_dir() else str(path.resolve())
+        recipe, out, base_digest=equipment.base_digest, trainable=equipment.trainable, classes=equipment.classes,
+        limit=equipment.limit, **more,
+    )  # fmt: skip
 
 
 def host(
@@ -184,22 +165,13 @@ def host(
     Raises:
         RecipeError: the model can't be had, or does not fit the data or the method.
     """
-    from fedseed.objectives.prepared import about, idle, prepare_clients
-
     equipment = equip(recipe, data)
     numbers = {name: number for number, name in enumerate(names)}
     attackers = attackers_of(recipe, len(names))
     held = [as_attacked(client, numbers[client.name], recipe, attackers, len(data.classes)) for client in data.clients]
-    prepared = prepare_clients(equipment.objective, held)
-    items = {client.name: client.items for client in prepared}
-    check_examples(recipe.method, items)
-    worker, header = make_learner(spec_of(recipe, equipment), equipment.model, equipment.objective)
-    kind = None if recipe.attack is None or recipe.attack.kind not in SINGLE else recipe.attack.kind
-    notes = (*data.notes, *idle(prepared), *about(prepared, equipment.limit))
-    return Hosted(
-        names, items, worker, header, evaluate_with(equipment), kind, attackers, notes, party, equipment.processor,
-        recipe.secure_sums,
-    )  # fmt: skip
+    spec = spec_of(recipe, equipment, notes=data.notes, attackers=attackers)
+    hosted = hosted_of(spec, equipment.model, equipment.objective, held, names, evaluate_with(equipment))
+    return replace(hosted, party=party, processor=equipment.processor)
 
 
 def load_for_worker(text: str) -> Hosted:

@@ -54,10 +54,9 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         RecipeError: it can't be had, or does not fit the data or the method.
     """
     from fedseed.models import adapters
-    from fedseed.models.checkpointing import checkpoint_activations
     from fedseed.models.heads import Head, head_parameters
-    from fedseed.models.loading import choose_trainable, load_model
-    from fedseed.objectives.evaluation import longest_input
+    from fedseed.models.loading import checkpoint_activations, choose_trainable, load_model
+    from fedseed.objectives.tokens import longest_input
     from fedseed.weights.digest import base_digest
 
     settings = recipe.model
@@ -89,7 +88,7 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
         RecipeError: the model does not fit the data.
     """
     from fedseed.models.architectures import LOADERS
-    from fedseed.objectives.evaluation import longest_input
+    from fedseed.objectives.tokens import longest_input
 
     whole = model.get_base_model() if hasattr(model, "peft_config") else model
     kind, classes = kind_for(recipe, data, whole.config.to_dict())
@@ -116,15 +115,13 @@ def kind_for(
     """
     from fedseed.models.architectures import architecture_of
     from fedseed.models.loading import base_config
-    from fedseed.objectives.kinds import classes_in, kind_of, prefixed, rewarded
+    from fedseed.objectives.kinds import kind_of, rewarded
     from fedseed.tasks.data import Example
 
     settings = recipe.model
     try:
         base = architecture_of(base_config(settings.base) if config is None else config)
-        kind = kind_of(data, base, settings.architecture)
-        classes = classes_in(kind, data)
-        kind = prefixed(kind, settings.prefix)
+        kind, classes = kind_of(data, base, settings.architecture, settings.prefix)
         if recipe.reward is not None:
             kind = rewarded(kind, recipe.reward)
     except ValueError as error:
@@ -162,13 +159,22 @@ def within(settings: EvaluationSettings, positions: int | None) -> tuple[Evaluat
 
 
 def evaluation_of(
-    recipe: Recipe, equipment: Equipment, data: TaskData
-) -> tuple[Callable[[Any], dict[str, float]], list[str]]:
+    recipe: Recipe, equipment: Equipment, data: TaskData, parts: Sequence[TaskData] | None = None
+) -> tuple[Evaluation, list[str]]:
     """What measures the model on a task's evaluation sets, and lines about what was left out of them.
+
+    Args:
+        recipe: the recipe.
+        equipment: the model.
+        data: what is evaluated.
+        parts: each party's own data; where the task has nothing that all share, each is measured on what it holds out.
+            Figures are by client ("by_client") then, and their mean.
 
     Raises:
         RecipeError: nothing of a set is usable.
     """
+    if parts is not None and not recipe.task.shares_evaluation:
+        return _of_parties(recipe, equipment, parts)
     from fedseed.objectives.evaluation import mean_loss
     from fedseed.objectives.kinds import short_answers, usable_sets
     from fedseed.runs.stopping import VALIDATION_LOSS
@@ -200,19 +206,7 @@ def evaluation_of(
     return evaluate, notes
 
 
-def evaluation_of_parties(
-    recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData]
-) -> tuple[Evaluation, list[str]]:
-    """What measures the model on what each of some clients holds out, and lines about what was left out of that.
-
-    Args:
-        recipe: the recipe.
-        equipment: the model.
-        parts: each client's own data; its notes are not said again.
-
-    Returns:
-        A function that returns the figures by client ("by_client") and their mean.
-    """
+def _of_parties(recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData]) -> tuple[Evaluation, list[str]]:
     from fedseed.objectives.evaluation import mean_loss
     from fedseed.objectives.kinds import usable_of
     from fedseed.runs.stopping import VALIDATION_LOSS

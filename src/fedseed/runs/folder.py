@@ -26,10 +26,12 @@ from fedseed.durable import Appender, sync_folder, write_whole
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.orbit import NO_DIGEST, Orbit
 from fedseed.orbit.file import scan, write_orbit
-from fedseed.orbit.header import flat
+from fedseed.registry import INCIDENTAL
 from fedseed.reports.results import RoundLine, read_summary
+from fedseed.runs.keys import own_fields
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
+from fedseed.text import flat
 
 MEMORY = "memory"  # what clients keep from round to round, of methods with error feedback
 FILES = (
@@ -47,17 +49,6 @@ FILES = (
     MEMORY,
 )
 KEPT_INSIDE = ("progress.jsonl", "tracking.json", MEMORY)  # of use to this run only
-# keys of a recipe's [federation] that say how messages travel: runs that differ in them only are the same run.
-# Nor does it matter where plug-ins lie (a copy of the folder may go on elsewhere), where else metrics go, or what the
-# model is computed on.
-TRANSPORT_KEYS = (
-    "nats", "key", "ca", "run", "replicas", "deadline", "minimum", "start_with", "dead_after", "base_digest",
-    "weights_digest",
-)  # fmt: skip
-# Nor where a copy of the base is kept, what backward passes keep, or how long a reward may take: none changes a bit.
-ELSEWHERE = (
-    "plugins", "tracking", "model.device", "model.offload_base", "model.activation_checkpointing", "reward.seconds",
-)  # fmt: skip
 
 
 def discard(path: Path) -> None:
@@ -119,6 +110,9 @@ class RunFolder:
         self.lazy = False  # progress is brought to the disk by `sync` only: a network's stream has the steps
         there = [name for name in FILES if (path / name).exists()]
         self.finished = "summary.json" in there
+        for name in (*there, "log.txt"):
+            if (path / name).exists() and not ((path / name).is_file() or (path / name).is_dir()):
+                raise FedseedError(f"{path / name}: no regular file (a pipe or a device), which would hang: delete it")
         if there and not resume:
             what, remedy = "a run", "begin anew with --overwrite, or "
             if not self.finished:
@@ -187,8 +181,8 @@ class RunFolder:
             try:
                 line = RoundLine.from_json(json.loads(text))
                 beyond = line.round > done
-            except (ValueError, TypeError, KeyError) as error:
-                if number == len(texts):
+            except (ValueError, TypeError) as error:
+                if number == len(texts) and isinstance(error, json.JSONDecodeError):
                     break  # zeros that a power cut left where a line was to be
                 raise FedseedError(f"{file.path}: line {number} is not valid: {error}") from error
             if beyond:
@@ -202,7 +196,7 @@ class RunFolder:
 
     def add_progress(self, line: RoundLine) -> None:
         """Note what a round has cost, on disk before this returns; its step comes next."""
-        self._progress.append(json.dumps(line.to_json()).encode() + b"\n", sync=not self.lazy)
+        self._progress.append(line.written(), sync=not self.lazy)
 
     def sync(self) -> None:
         """Bring what was written lazily to the disk."""
@@ -217,11 +211,11 @@ class RunFolder:
         written = [*self._cut(self._metrics, done), *self._cut(self._progress, done)]
         last = max((line.round for line in written), default=done)
         for number in range(last + 1, done + 1):
-            self._progress.append(json.dumps(RoundLine(number).to_json()).encode() + b"\n")
+            self._progress.append(RoundLine(number).written())
 
     def add_metrics(self, line: RoundLine) -> None:
         """Append one line to metrics.jsonl, on disk before this returns."""
-        self._metrics.append(json.dumps(line.to_json()).encode() + b"\n")
+        self._metrics.append(line.written())
         self._progress.cut(0)  # the line says it all
 
     def write_text(self, name: str, text: str) -> None:
@@ -262,13 +256,16 @@ def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> N
         written = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: not valid TOML: {error}") from error
-    there, here = map(flat, _complete(written, tomllib.loads(recipe)))
+    tables = _complete(written, tomllib.loads(recipe))
+    apart = {key for table in tables for key, field in own_fields(Recipe, table) if INCIDENTAL in field.metadata}
+    there, here = map(flat, tables)
     for key in [*there, *(k for k in here if k not in there)]:
-        if key.removeprefix("federation.") in TRANSPORT_KEYS or key in ELSEWHERE or key in besides:
-            continue  # not what the run is
+        if key in apart or key in besides:
+            continue
         if _placeless(key, there.get(key)) != _placeless(key, here.get(key)):
             a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
-            raise RecipeError(f"{path} was started with another recipe: {key} is {a} there, {b} here")
+            more = f"; --resume --rounds {b} lets it have so many" if key == "rounds" else ""
+            raise RecipeError(f"{path} was started with another recipe: {key} is {a} there, {b} here{more}")
 
 
 def _placeless(key: str, value: Any) -> Any:
@@ -319,22 +316,20 @@ def extend(settings: RunSpec) -> str | None:
     if summary and (had == settings.rounds or (summary.get("stopped") or {}).get("early")):
         return None  # one that stopped early would stop at the same round
     orbit = _orbit(path / "model.orbit")
-    _write_rounds(path / "recipe.toml", settings.rounds)
+    file = path / "recipe.toml"
+    if file.is_file() and (recipe := tomllib.loads(file.read_text(encoding="utf-8"))).get("rounds") != settings.rounds:
+        write_whole(file, tomli_w.dumps({**recipe, "rounds": settings.rounds}).encode())
     _take_back_evaluation(path / "metrics.jsonl", settings)
-    if orbit is not None:
-        _open_orbit(path / "model.orbit", orbit, settings)
+    if orbit is not None:  # its end goes, and the last digest if a longer run has none there
+        parts = list(orbit.parts)
+        if parts and not settings.digests(orbit.last):
+            parts[-1] = replace(parts[-1], digest=NO_DIGEST)
+        write_orbit(path / "model.orbit", orbit.start, parts)
     if not summary:  # it was interrupted, and goes on anyhow
         return None
     (path / "summary.json").unlink()
     sync_folder(path)
     return f"the run in {path} had {had} rounds: it goes on to {settings.rounds}"
-
-
-def _write_rounds(file: Path, rounds: int) -> None:
-    if file.is_file():
-        recipe = tomllib.loads(file.read_text(encoding="utf-8"))
-        if recipe.get("rounds") != rounds:
-            write_whole(file, tomli_w.dumps({**recipe, "rounds": rounds}).encode())
 
 
 def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
@@ -350,7 +345,7 @@ def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
     last.seconds.pop("evaluation", None)
     if not settings.digests(last.round):
         last.weights_digest = None
-    write_whole(file, b"".join(text + b"\n" for text in [*texts[:-1], json.dumps(last.to_json()).encode()]))
+    write_whole(file, b"".join(text + b"\n" for text in texts[:-1]) + last.written())
 
 
 def _orbit(path: Path) -> Orbit | None:
@@ -363,11 +358,3 @@ def _orbit(path: Path) -> Orbit | None:
     if orbit.header.first > 1:
         raise OrbitError(f"{path} is compacted: a run can't go on from it")
     return orbit if damage is None else None
-
-
-def _open_orbit(path: Path, orbit: Orbit, settings: RunSpec) -> None:
-    """Take the end off an orbit, and the last digest if a longer run has none there."""
-    parts = list(orbit.parts)
-    if parts and not settings.digests(orbit.last):
-        parts[-1] = replace(parts[-1], digest=NO_DIGEST)
-    write_orbit(path, orbit.start, parts)

@@ -7,20 +7,21 @@ asked to evaluate.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fedseed.errors import OrbitError, RecipeError
+from fedseed.errors import FedseedError, OrbitError, RecipeError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.hosted import Hosted, matching
 from fedseed.federation.network_client import NetworkClient
+from fedseed.orbit.card import Facts
+from fedseed.orbit.export import check_free, export_model
 from fedseed.privacy import mechanism_of
 from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Progress, Silent
 from fedseed.runs.assembly import check_per_round, host
-from fedseed.runs.equipment import Equipment, Evaluation, evaluation_of, evaluation_of_parties
+from fedseed.runs.equipment import Equipment, Evaluation, evaluation_of
 from fedseed.runs.parties import load_site
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.simulation import Simulation
@@ -32,6 +33,8 @@ from fedseed.transport.subjects import name_problem
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+ORBIT = "model.orbit"
 
 
 def joining(load: "Loading", run: str, transport: Transport, orbit: Path | None = None) -> NetworkClient:
@@ -49,17 +52,13 @@ def joining(load: "Loading", run: str, transport: Transport, orbit: Path | None 
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     load.opened = Path(state) / "fedseed" / "opened" / run
     client = NetworkClient(transport, run, load, load.recipe.rounds, load.progress, orbit)
-    client.rounds = _last_round(load.recipe, load, client.hosted)
+    recipe = load.recipe
+    if mechanism_of(recipe.method) is not None and not (load.party and recipe.federation.clients is None):
+        # as many as privacy's budget allows, as the coordinator counts; parties that know of no other show all
+        clients, layout = [0] * len(load.names), client.hosted.header.layout
+        counted = Coordinator(recipe.method, layout, recipe.seed, clients, check_per_round(recipe, len(clients)))
+        client.rounds = counted.last_round(recipe.rounds)
     return client
-
-
-def _last_round(recipe: Recipe, load: "Loading", hosted: Hosted) -> int:
-    """How many rounds privacy's budget allows, as the coordinator counts; of parties that know of no other, all."""
-    if mechanism_of(recipe.method) is None or (load.party and recipe.federation.clients is None):
-        return recipe.rounds
-    clients = [0] * len(load.names)
-    per_round = check_per_round(recipe, len(clients))
-    return Coordinator(recipe.method, hosted.header.layout, recipe.seed, clients, per_round).last_round(recipe.rounds)
 
 
 class Loading:
@@ -89,8 +88,7 @@ class Loading:
         self.opened: Path | None = None  # the folder for what secure sums must not forget
         self._parts: list[TaskData] | None = None  # of clients with data of their own
         if examples is None and own is not None and not recipe.task.own_data:
-            examples = _for_another_task(own)
-            own = None
+            examples, own = _for_another_task(own), None
         self.party = recipe.of_parties or (own is not None and examples is None)
         if self.party:
             self._load_own(clients, own or OwnData(), examples)
@@ -141,29 +139,24 @@ class Loading:
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:
         """What measures the model; it loads its data when it is first called."""
-        made: list[Evaluation] = []
-        task, parts = self.recipe.task, self._parts
 
-        def evaluate(model: torch.nn.Module) -> dict[str, Any]:
-            if not self.recipe.evaluates:
-                return {}  # of a private run, whatever a coordinator asks
-            if not made:
-                first = self._evaluation is None
-                if parts is not None and not task.shares_evaluation:
+        @cache
+        def made() -> Evaluation:
+            first, task = self._evaluation is None, self.recipe.task
+            if self._evaluation is None:
+                if self._parts is not None and not task.shares_evaluation:
                     self._evaluation = self.data
-                    measure, notes = evaluation_of_parties(self.recipe, equipment, parts)
                 else:
-                    if self._evaluation is None:
-                        shared = None if parts is None else task.load_shared(self._own.evaluation_file)
-                        self._evaluation = shared or task.load_evaluation(self.hosted)
-                    measure, notes = evaluation_of(self.recipe, equipment, self._evaluation)
-                made.append(measure)
-                told = () if self._evaluation is self.data else self._evaluation.notes
-                for note in (*told, *notes) if first else ():
-                    self.progress.note(note)
-            return made[0](model)
+                    shared = None if self._parts is None else task.load_shared(self._own.evaluation_file)
+                    self._evaluation = shared or task.load_evaluation(self.hosted)
+            measure, notes = evaluation_of(self.recipe, equipment, self._evaluation, self._parts)
+            told = () if self._evaluation is self.data else self._evaluation.notes
+            for note in (*told, *notes) if first else ():
+                self.progress.note(note)
+            return measure
 
-        return evaluate
+        # nothing of a private run, whatever a coordinator asks
+        return lambda model: made()(model) if self.recipe.evaluates else {}
 
 
 def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> "dict[str, Ed25519PrivateKey]":
@@ -207,7 +200,7 @@ def _for_another_task(own: OwnData) -> Sequence[Any]:
     """One client's own examples, for a task that names its clients and evaluates by itself."""
     if own.evaluation_file is not None or own.evaluation is not None:
         raise RecipeError('held-out data of its own: for task.name = "files"; this task has its own for all')
-    return FilesTask(path=str(own.path), evaluation=0.0).load_own("", OwnData()).clients[0].examples
+    return FilesTask(path=str(own.path), evaluation=0.0).load_party("own").clients[0].examples
 
 
 def part_of(simulation: Simulation, clients: Sequence[str]) -> Hosted:
@@ -217,12 +210,60 @@ def part_of(simulation: Simulation, clients: Sequence[str]) -> Hosted:
         simulation: the federation.
         clients: names or patterns of the hosted clients.
     """
-    hosted = matching(clients, simulation.names)
-    items = {name: simulation.items[simulation.names.index(name)] for name in hosted}
-    spec = simulation.spec
-    attack = None if spec.attack == "labels" else spec.attack  # flipped labels act through the data
-    return Hosted(
-        simulation.names, items, simulation.worker, simulation.header, simulation.evaluate, attack,
-        spec.byzantine, spec.notes,
-        secure=None if simulation.secure is None else simulation.secure.coordinator.secure,
-    )  # fmt: skip
+    whole = simulation.hosted
+    whole.worker.apart = True  # every client's answer is its own message
+    return replace(whole, items={name: whole.items[name] for name in matching(clients, whole.names)})
+
+
+# -- what is kept of a run that is over: the tuned model, its orbit, a card --------------------------------------------
+
+
+def orbit_place(folder: Path) -> Path:
+    """Where the orbit is written before the model is there; the folder is made.
+
+    Raises:
+        FedseedError: the folder holds a model or an orbit already, or can't be made.
+    """
+    check_free(folder)
+    if (folder / ORBIT).exists():
+        raise FedseedError(f"{folder} holds an orbit already: choose another folder with --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f".{ORBIT}"
+        part.unlink(missing_ok=True)  # of an earlier process that was interrupted
+    except OSError as error:
+        raise FedseedError(f"{folder}: can't be written: {error.strerror}") from error
+    return part
+
+
+def keep(client: NetworkClient, digest: str, folder: Path) -> None:
+    """Write what a client's process has when its run is over.
+
+    Args:
+        client: the process; it has run, with `orbit_place` for its orbit.
+        digest: of the weights.
+        folder: where it goes; it holds no model.
+
+    Raises:
+        FedseedError: it can't be written.
+    """
+    replica = client.replica
+    assert replica is not None
+    part = folder / f".{ORBIT}"
+    measured = [
+        {name: value for name, value in line.items() if isinstance(value, float)} for line in client.evaluations
+    ]
+    first = measured[0] if measured and client.evaluations[0]["round"] == 0 else {}
+    facts = Facts(
+        steps=replica.at,
+        digest=digest,
+        orbit_name=ORBIT if part.exists() else "",
+        orbit_bytes=part.stat().st_size if part.exists() else None,
+        clients=len(replica.numbers),
+        baseline=first,
+        final=measured[-1] if measured else {},
+    )
+    hosted = replica.hosted
+    export_model(folder, hosted.worker.space.model, hosted.processor, hosted.header, facts)
+    if part.exists():
+        part.replace(folder / ORBIT)

@@ -49,7 +49,7 @@ class ByName:
         return core_schema.no_info_plain_validator_function(self._read)
 
     def models(self) -> list[type[BaseModel]]:
-        """All classes, the default first."""
+        """Returns all classes, the default first."""
         entries = sorted(self.registry.entries(), key=lambda entry: entry.name != self.default)
         return [entry.thing for entry in entries]
 
@@ -87,12 +87,12 @@ class Key:
 
     @property
     def table(self) -> str:
-        """The key's first part, "" of one that stands outside of tables."""
+        """Returns the key's first part, "" of one that stands outside of tables."""
         return self.key.partition(".")[0] if "." in self.key else ""
 
 
 def keys_of(whole: type[BaseModel]) -> list[Key]:
-    """All keys of a class of settings, in the order of the fields; one that several tables share is there once."""
+    """Returns all keys of a class of settings, in the fields' order; one that several tables share is there once."""
     found: dict[Key, dict[str, None]] = {}  # what all is equal in, and whose it is, in order
     for key in _keys(whole, "", ()):
         found.setdefault(replace(key, of=()), {}).update(dict.fromkeys(key.of))
@@ -100,7 +100,7 @@ def keys_of(whole: type[BaseModel]) -> list[Key]:
 
 
 def find_keys(keys: Sequence[Key], word: str) -> list[Key]:
-    """The keys that a word means: a whole dotted key, the end of some, or the table in front of some.
+    """Returns the keys that a word means: a whole dotted key, the end of some, or the table in front of some.
 
     Args:
         keys: all there are.
@@ -123,7 +123,7 @@ def find_keys(keys: Sequence[Key], word: str) -> list[Key]:
 
 
 def near_key(keys: Sequence[Key], word: str) -> str:
-    """A question for who gave a key that there is not: "did you mean learning_rate?", or ""."""
+    """Returns a question about a key that does not exist, "did you mean learning_rate?", or ""."""
     names = [key.key for key in keys]
     return did_you_mean(word, names, "") or did_you_mean(word, [name.rpartition(".")[2] for name in names], "")
 
@@ -138,7 +138,10 @@ def _keys(model: type[BaseModel], prefix: str, of: tuple[str, ...]) -> Iterator[
         key, inside = prefix + (field.alias or name), among(field.annotation, field.metadata)
         about = field.description or documents.get(name, "")
         if not inside:
-            yield Key(key, _kind(field.annotation, field.metadata), _default(field), about, of)
+            value = MUST if field.is_required() else field.get_default(call_default_factory=True)
+            if value is not MUST:
+                value = NOT_SET if value is None else f"{value:g}" if isinstance(value, float) else json.dumps(value)
+            yield Key(key, _kind(field.annotation, field.metadata), value, about, of)
             continue
         several = get_origin(field.annotation) is list
         key += "[]" if several else ""
@@ -156,7 +159,7 @@ def _keys(model: type[BaseModel], prefix: str, of: tuple[str, ...]) -> Iterator[
 
 
 def among(annotation: Any, marks: Sequence[Any]) -> list[type[BaseModel]]:
-    """The classes that a setting may be: none of a plain value; several where a name or kind in it decides."""
+    """Returns the classes that a setting may be: none of a plain value; several where a name or kind decides."""
     for mark in marks:
         if isinstance(mark, ByName):
             return mark.models()
@@ -168,7 +171,7 @@ def among(annotation: Any, marks: Sequence[Any]) -> list[type[BaseModel]]:
 
 
 def documented(model: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings of a class and its parents say of its fields under "Args", by name; children go first."""
+    """Returns what a class' and its parents' docstrings say of fields under "Args", by name; children go first."""
     found: dict[str, str] = {}
     for parent in model.__mro__:
         for name, text in _arguments(inspect.cleandoc(parent.__dict__.get("__doc__") or "")).items():
@@ -177,7 +180,7 @@ def documented(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _arguments(doc: str) -> dict[str, str]:
-    """The arguments that a docstring in Google's style explains, each in one line."""
+    """Returns the arguments that a docstring in Google's style explains, each in one line."""
     _, head, rest = doc.partition("\nArgs")
     found: dict[str, str] = {}
     name = ""
@@ -195,17 +198,8 @@ def _arguments(doc: str) -> dict[str, str]:
     return found
 
 
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return MUST
-    value = field.get_default(call_default_factory=True)
-    if value is None:
-        return NOT_SET
-    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
-
-
 def _kind(annotation: Any, marks: Sequence[Any] = ()) -> str:
-    """A type and its bounds in words."""
+    """Returns a type and its bounds in words."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kind(parts[0], [*parts[1:], *marks])
@@ -235,12 +229,12 @@ def _flat(marks: Sequence[Any]) -> Iterator[Any]:
 
 
 def told(text: str) -> PydanticCustomError:
-    """An error whose text says everything, key and value included."""
+    """Returns an error whose text says everything, key and value included."""
     return PydanticCustomError(TOLD, "{text}", {"text": text})
 
 
 def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseModel]) -> str:
-    """The first thing that is wrong, in one line: key, value, what is allowed.
+    """Returns the first thing that is wrong, in one line: key, value, what is allowed.
 
     Args:
         error: what pydantic says.
@@ -262,16 +256,21 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
             text = f"{key}.name: missing; {context['known']}"
         case "extra_forbidden":
             before = "".join(f"{part}." for part in path[:-1])
-            keys = [one for one, _ in _own(whole, data)]
+            keys = [one for one, _ in own_fields(whole, data)]
             inside = [one.removeprefix(before) for one in keys if one.startswith(before)]
             allowed = [one for one in inside if "." not in one]
-            text = f"{key} = {_shown(given)}: unknown key{_meant(path, allowed, keys)}; allowed here: "
-            text += ", ".join(allowed)
+            near, meant = closest(path[-1], allowed), ""
+            above = "" if len(path) == 1 else f"{path[0]}."
+            if near:
+                meant = f" (did you mean {near}?)"
+            elif found := [one for one in keys if one.endswith(f".{path[-1]}") and one.startswith(above)]:
+                meant = f" (there is {' and '.join(found)})"  # in another table
+            text = f"{key} = {_shown(given)}: unknown key{meant}; allowed here: {', '.join(allowed)}"
         case "missing":
             text = f"{key}: missing"
         case "union_tag_invalid" | "union_tag_not_found":
             tag = context["discriminator"].strip("'")  # "kind" of a partition
-            field = dict(_own(whole, data))[key]
+            field = dict(own_fields(whole, data))[key]
             names = [_tag(model, tag) for model in among(field.annotation, field.metadata)]
             value = given.get(tag) if isinstance(given, Mapping) else given
             there = f" = {value!r}: {did_you_mean(value, names)}" if value is not None else ": missing; "
@@ -286,13 +285,13 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
 
 
 def _shown(value: Any) -> str:
-    """A value for a message; of a long one, such as a table, the beginning."""
+    """Returns a value for a message; of a long one, such as a table, the beginning."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def _path(loc: Sequence[int | str], data: Mapping[str, Any]) -> list[str]:
-    """The parts of a key that an error is about: pydantic's, without what is no key.
+    """Returns the parts of a key that an error is about: pydantic's, without what is no key.
 
     Where a table's kind says which class it is, pydantic names the kind before the key; where a value may be of several
     types, the type after it.
@@ -313,32 +312,19 @@ def _path(loc: Sequence[int | str], data: Mapping[str, Any]) -> list[str]:
     return path
 
 
-def _own(model: type[BaseModel], table: Any, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """The dotted keys, and their fields, that a table and those in it may have by the names and kinds they have."""
+def own_fields(model: type[BaseModel], table: Any, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Returns the dotted keys, with fields, that a table and those in it may have by their names and kinds."""
     for name, field in model.model_fields.items():
         key = field.alias or name
         yield prefix + key, field
-        found = table.get(key) if isinstance(table, Mapping) else None
+        found: Any = table.get(key) if isinstance(table, Mapping) else None
         for number, part in enumerate(found) if isinstance(found, list) else [("", found)]:
             if models := among(field.annotation, field.metadata):
                 before = f"{prefix}{key}." if number == "" else f"{prefix}{key}.{number}."
-                yield from _own(_chosen(models, part), part, before)
-
-
-def _chosen(models: Sequence[type[BaseModel]], table: Any) -> type[BaseModel]:
-    """The one that a table's name or kind says; the first if it says none."""
-    tags = [tag for tag in TAGS if len(models) > 1 and isinstance(table, Mapping) and tag in table]
-    of = (model for tag in tags for model in models if _tag(model, tag) == str(table[tag]))
-    return next(of, models[0])
+                tags = [tag for tag in TAGS if len(models) > 1 and isinstance(part, Mapping) and tag in part]
+                named = (model for tag in tags for model in models if _tag(model, tag) == str(part[tag]))
+                yield from own_fields(next(named, models[0]), part, before)  # the first if it says none
 
 
 def _tag(model: type[BaseModel], tag: str) -> str:
     return str(model.model_fields[tag].default) if tag in model.model_fields else ""
-
-
-def _meant(path: Sequence[str], allowed: Sequence[str], keys: Sequence[str]) -> str:
-    """What an unknown key may have been meant for: one that is nearly the same, or the same one of another table."""
-    if near := closest(path[-1], allowed):
-        return f" (did you mean {near}?)"
-    found = [key for key in keys if key.endswith(f".{path[-1]}") and (len(path) == 1 or key.startswith(f"{path[0]}."))]
-    return f" (there is {' and '.join(found)})" if found else ""

@@ -1,4 +1,4 @@
-"""The side of a simulation that has the model: the worker that trains, the orbit's header, threads, memory, losses."""
+"""The side of a run that has the model: clients with their examples, the orbit's header, threads, memory, losses."""
 
 import tempfile
 import weakref
@@ -9,58 +9,66 @@ from typing import Any
 
 import torch
 
+from fedseed.attacks.updates import SINGLE
 from fedseed.errors import FedseedError, RecipeError
+from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
+from fedseed.objectives.prepared import about, idle, prepare_clients
 from fedseed.orbit import AdapterStart, Header
 from fedseed.privacy import settings_of
-from fedseed.reports.memory import resident_memory
+from fedseed.reports.machine import resident_memory
 from fedseed.runs.equipment import Evaluation
 from fedseed.runs.folder import MEMORY
 from fedseed.runs.spec import RunSpec
+from fedseed.tasks.data import ClientData
 from fedseed.training.memory import Memory
 from fedseed.weights.devices import peak_on
 from fedseed.weights.digest import base_digest
 
 
-def check_examples(method: Method, held: Mapping[str, Sequence[Any]]) -> None:
-    """Whether clients have as many examples as `[privacy]` reckons with.
-
-    Args:
-        method: the method and its settings.
-        held: the usable examples by client.
-
-    Raises:
-        RecipeError: one has fewer; names it.
-    """
-    privacy = settings_of(method)
-    if privacy is None or privacy.sampling != "fixed" or privacy.examples is None:
-        return
-    for name, items in held.items():
-        if len(items) < privacy.examples:
-            raise RecipeError(
-                f'privacy.examples = {privacy.examples}: {name} has {len(items)}, and with sampling = "fixed" each '
-                'client needs as many; set it lower, or take sampling = "poisson"'
-            )
-
-
-def make_learner(
-    spec: RunSpec, model: torch.nn.Module, objective: Objective, apart: bool = True
-) -> tuple[Worker, Header]:
-    """A worker at the base, and the orbit's header.
+def hosted_of(
+    spec: RunSpec, model: torch.nn.Module, objective: Objective, clients: Sequence[ClientData], names: Sequence[str],
+    evaluate: Evaluation, apart: bool = True,
+) -> Hosted:  # fmt: skip
+    """A model at its base with some clients' examples.
 
     Args:
         spec: what the run is.
         model: the base; it is tuned in place.
         objective: makes losses of examples.
+        clients: those whose examples are here.
+        names: all clients of the run, in the order of their numbers, as far as they are known here.
+        evaluate: measures the model.
         apart: every client's answer is a message of its own.
 
     Raises:
-        RecipeError: the method or adapter does not fit the model.
+        RecipeError: the method or adapter does not fit the model or the examples; two clients have one name.
     """
+    prepared = prepare_clients(objective, clients)
+    items = {client.name: client.items for client in prepared}
+    if len(items) < len(prepared):
+        raise RecipeError("two clients have the same name")
+    privacy = settings_of(spec.method)
+    if privacy is not None and privacy.sampling == "fixed" and privacy.examples is not None:
+        for name, own in items.items():
+            if len(own) < privacy.examples:
+                raise RecipeError(
+                    f'privacy.examples = {privacy.examples}: {name} has {len(own)}, and with sampling = "fixed" each '
+                    'client needs as many; set it lower, or take sampling = "poisson"'
+                )
+    worker, header = _make_learner(spec, model, objective, apart)
+    worker.private = spec.private
+    notes = (*spec.notes, *idle(prepared), *(about(prepared, spec.limit) if spec.limit else ()))
+    attack = spec.attack if spec.attack in SINGLE else None
+    return Hosted(names, items, worker, header, evaluate, attack, spec.byzantine, notes, secure=spec.secure_sums)
+
+
+def _make_learner(spec: RunSpec, model: torch.nn.Module, objective: Objective, apart: bool) -> tuple[Worker, Header]:
+    """A worker at the base, and the orbit's header."""
     method, seed = spec.method, spec.seed
     base_dtype = str(next(p for p in model.parameters() if p.is_floating_point()).dtype).removeprefix("torch.")
     digest = spec.base_digest or base_digest(model, spec.digest)

@@ -1,4 +1,4 @@
-"""The rounds of a federation, from top to bottom, whatever carries the messages: in process or over a network.
+"""Runs all rounds of a federation, whatever carries the messages: in process or over a network.
 
 Free of torch. A `Backend` says how messages travel and where weights are kept (`Simulation`: here, in this process;
 `NetworkBackend`: behind a transport); opening and closing rounds, what a round costs, the run's folder, metrics,
@@ -17,7 +17,7 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import rounding_warning
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
-from fedseed.methods.content import Content
+from fedseed.methods.payload import Content
 from fedseed.orbit import Header
 from fedseed.privacy import mechanism_of
 from fedseed.registry import one_line
@@ -27,8 +27,16 @@ from fedseed.reports.pictures import draw_run
 from fedseed.reports.progress import Progress, Silent, describe
 from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
 from fedseed.runs import stopping
-from fedseed.runs.costs import RunResult, by_client, exchanged, mean_exchanged, merge_rounds, seconds_per_client
-from fedseed.runs.downloads import Downloads, restored
+from fedseed.runs.costs import (
+    Downloads,
+    RunResult,
+    by_client,
+    exchanged,
+    mean_exchanged,
+    merge_rounds,
+    restored,
+    seconds_per_client,
+)
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.folder import extend as extended
 from fedseed.runs.spec import RunSpec
@@ -50,41 +58,41 @@ class Backend(ABC):
 
     @abstractmethod
     def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
-        """Bring states (and weights) to the last round that counts: its number, what all steps to there hold."""
+        """Brings states (and weights) to the last round that counts; returns its number and all steps' contents."""
 
     @abstractmethod
     def gather(self, number: int) -> Gathered:
-        """Open a round, send the plans, hand the answers to the coordinator."""
+        """Opens a round, sends the plans, hands the answers to the coordinator."""
 
     def apply(self, step: bytes, line: RoundLine, log: bool) -> None:  # noqa: B027
-        """Where the model is here: apply the step; `line` is told what is known then."""
+        """Applies the step if the model is here, and adds to `line` what is known then."""
 
     @abstractmethod
     def record(self, number: int, step: bytes, line: RoundLine, log: bool) -> None:
-        """Make the step durable: from here on the round counts."""
+        """Makes the step durable: from here on the round counts."""
 
     @abstractmethod
     def examine(self, line: RoundLine, evaluate: bool) -> None:
-        """Add to a line of metrics what only those with the model know: its digest, evaluation, their work."""
+        """Adds to a line of metrics what only those with the model know: its digest, evaluation, their work."""
 
     def complete(self) -> int | None:
-        """The last round is over: end the orbit; its bytes, None for a method without one."""
+        """Ends the orbit after the last round; returns its bytes, None for a method without one."""
         return None
 
     def draw(self, folder: RunFolder, summary: dict[str, Any]) -> None:
-        """Draw the run's pictures and write its page."""
+        """Draws the run's pictures and writes its page."""
         found = self.coordinator.figures().get("probabilities")
         draw_run(folder.path, None if found is None else found.tolist(), summary)
 
     def release(self) -> None:  # noqa: B027
-        """Close files and connections as they are."""
+        """Closes files and connections as they are."""
 
     def tuned(self) -> Any:
-        """The tuned model; None: it is not here."""
+        """Returns the tuned model; None: it is not here."""
         return None
 
     def about(self) -> dict[str, Any]:
-        """What the summary says about the process."""
+        """Returns what the summary says about the process."""
         return {}
 
 
@@ -107,22 +115,13 @@ class Loop:
 
     @property
     def spec(self) -> RunSpec:
-        """What the run is."""
+        """Returns what the run is."""
         return self.backend.spec
 
     # -- the loop ----------------------------------------------------------------------------------
 
     def run(self, resume: bool = False, extend: bool = False) -> RunResult:
-        """Run all rounds; returns (and writes, if there is a folder) metrics and summary.
-
-        Args:
-            resume: go on where the run in the folder stopped, whatever stopped it, to the same end as if it had not;
-                start if the folder is empty. A finished run's results are returned as they are.
-            extend: with `resume`: a run that was to have fewer rounds, finished or not, goes on to as many as this one.
-
-        Raises:
-            FedseedError: the folder holds a run already; with `resume`: another one, or a damaged one.
-        """
+        """Runs all rounds; `Simulation.run` says with what, and what is raised."""
         if self._started:
             raise FedseedError("this federation has run already: its model is no longer the base; make a new one")
         if resume and self.spec.folder is None:
@@ -166,8 +165,7 @@ class Loop:
             self.progress.open(None if folder is None else folder.path)
             # an interrupted run may have its last round's step, but not yet its line of metrics
             first = done if pending or not metrics else done + 1
-            where = None if folder is None else folder.path
-            settings = self.spec
+            where, settings = None if folder is None else folder.path, self.spec
             self._trackers.tell("start",
                 Start(
                     settings.method.name, settings.rounds, settings.seed, self.backend.names, where,
@@ -191,11 +189,21 @@ class Loop:
                     line.metrics["epsilon"] = mechanism.spent(self.backend.coordinator.counted)["epsilon"]
                 if number == 0:
                     stopping.check(line, settings.patience)
-                self._warn_of_noise(line)
-                self._warn_of_divergence([*metrics, line])
+                metrics.append(line)
+                ratio = line.metrics.get("step_over_weights")
+                if ratio is not None and ratio > NOISE_WARNING and not self._warned:
+                    self._warned = True  # warns once; every round's ratio is in the metrics
+                    self.progress.warn(
+                        f"round {line.round}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
+                        f"{ratio:.0%} of |w|; lower the local rate or global_rate, or raise directions"
+                    )
+                if stopping.diverged(metrics) == line.round:
+                    self.progress.warn(
+                        f"round {line.round}: the run has diverged: its loss is {line.metrics['loss']:.3g}; lower the "
+                        "rates, or look at who sends what (its metrics say what was refused)"
+                    )
                 if (moved := line.metrics.get("weights_moved")) is not None:  # in the first round
                     self.progress.warn(f"round {line.round}: {rounding_warning(moved)}")
-                metrics.append(line)
                 if folder is not None:
                     folder.add_metrics(line)
                 self._trackers.tell("metrics", line.to_json())
@@ -212,12 +220,11 @@ class Loop:
             self._trackers.tell("artefacts", folder.left())
         self._trackers.tell("finish", summary)
         self.progress.write("ended", f"after round {summary['rounds']}; digest {summary['weights_digest']}")
-        where = None if folder is None else folder.path
         tuned = None if self.backend.tuned() is None else self.backend.tuned
         return RunResult(summary, [line.to_json() for line in metrics], where, tuned)
 
     def _keep_to_budget(self) -> None:
-        """The run ends with the last round that privacy's budget allows. Raises RecipeError if there is none."""
+        """Ends the run with the last round that privacy's budget allows. Raises RecipeError if there is none."""
         wanted = self.spec.rounds
         last = self.backend.coordinator.last_round(wanted)
         if last == wanted:
@@ -234,7 +241,7 @@ class Loop:
         self.backend.spec = replace(self.spec, rounds=last)
 
     def _take_up(self, folder: RunFolder) -> int:
-        """Take up an interrupted run; returns the last round that counts, 0 in a new folder."""
+        """Takes up an interrupted run; returns the last round that counts, 0 in a new folder."""
         done, steps = self.backend.restore(folder)
         picked = [self.backend.coordinator.sampled(number) for number in range(1, done + 1)]
         self._downloads = restored(self.spec.method, steps, picked, len(self.backend.names))
@@ -246,7 +253,7 @@ class Loop:
         return done
 
     def _round(self, number: int, folder: RunFolder | None, log: bool) -> RoundLine:
-        """One round; returns its line of metrics. `log`: it will be a line of its own."""
+        """Runs one round and returns its line of metrics. `log`: it will be a line of its own."""
         gathered = self.backend.gather(number)
         seconds = dict(gathered.spent.seconds)
         fetched = [self._downloads.of(client) for client in gathered.clients]
@@ -279,22 +286,6 @@ class Loop:
         self.backend.record(number, step, line, log)
         return line
 
-    def _warn_of_noise(self, line: RoundLine) -> None:
-        ratio = line.metrics.get("step_over_weights")
-        if ratio is not None and ratio > NOISE_WARNING and not self._warned:
-            self._warned = True  # once is enough; every round's ratio is in the metrics
-            self.progress.warn(
-                f"round {line.round}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
-                f"{ratio:.0%} of |w|; lower the local rate or global_rate, or raise directions"
-            )
-
-    def _warn_of_divergence(self, metrics: list[RoundLine]) -> None:
-        if stopping.diverged(metrics) == metrics[-1].round:
-            self.progress.warn(
-                f"round {metrics[-1].round}: the run has diverged: its loss is {metrics[-1].metrics['loss']:.3g}; "
-                "lower the rates, or look at who sends what (its metrics say what was refused)"
-            )
-
     # -- at the end ----------------------------------------------------------------------------------
 
     def _summary(self, metrics: list[RoundLine], seconds: float, orbit_bytes: int | None) -> dict[str, Any]:
@@ -303,11 +294,10 @@ class Loop:
         # the last line, but where a run is taken up that was to have had more rounds
         final = next(line for line in reversed(metrics) if all(name in line.metrics for name in measured)).metrics
         numbers = mean_exchanged(rounds)
-        phases: dict[str, float] = {"total": seconds}
-        for line in metrics:
-            for phase, spent in line.seconds.items():
-                phases[phase] = phases.get(phase, 0.0) + spent
-        layout = header.layout
+        phases = {"total": seconds}
+        for phase, spent in ((phase, spent) for line in metrics for phase, spent in line.seconds.items()):
+            phases[phase] = phases.get(phase, 0.0) + spent
+        layout, mechanism = header.layout, mechanism_of(settings.method)
 
         def mean(key: str) -> float:
             count = sum(line.rounds for line in rounds)
@@ -343,9 +333,7 @@ class Loop:
             "refused": sum(line.refused for line in rounds),
             "not_taken": sum(len(line.not_taken) for line in rounds),
             "attack": attack,
-            "privacy": None
-            if (p := mechanism_of(settings.method)) is None
-            else p.spent(self.backend.coordinator.counted),
+            "privacy": None if mechanism is None else mechanism.spent(self.backend.coordinator.counted),
             "seconds": phases,
             "seconds_per_client": seconds_per_client(rounds),
             "base_digest": header.base_digest,

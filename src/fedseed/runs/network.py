@@ -18,10 +18,10 @@ from fedseed.federation.messages import EVERYBODY, FRAME_BYTES, Message, Message
 from fedseed.federation.network_coordinator import NetworkCoordinator
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
-from fedseed.methods.content import Content
+from fedseed.methods.payload import Content
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.log import Logged
-from fedseed.reports.memory import resident_memory
+from fedseed.reports.machine import resident_memory
 from fedseed.reports.pictures import draw_apart
 from fedseed.reports.progress import Progress, Silent
 from fedseed.reports.prometheus import Exporter
@@ -30,8 +30,8 @@ from fedseed.runs import stopping
 from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Backend, Loop
+from fedseed.runs.parties import ROSTER_FILE, check_counts, names_beforehand, read_names, write_names
 from fedseed.runs.recipe import Recipe
-from fedseed.runs.roster import ROSTER_FILE, check_counts, names_beforehand, read_names, write_names
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import StepStore, step_store
 from fedseed.transport.base import Events, LogLostError, Transport
@@ -102,14 +102,10 @@ class NetworkBackend(Backend):
         try:
             return self._loop.run_until_complete(work)
         except LogLostError as error:
-            raise NetworkError(f"{error}: {self._remedy}") from error
-
-    @property
-    def _remedy(self) -> str:
-        """What to do when the server has lost the run."""
-        if self.spec.method.catch_up.replaces:
-            return "the weights were there: begin again with another --out"
-        return "start `fedseed serve` again with the same --out, it puts the log there again from the orbit"
+            remedy = "start `fedseed serve` again with the same --out, it puts the log there again from the orbit"
+            if self.spec.method.catch_up.replaces:
+                remedy = "the weights were there: begin again with another --out"
+            raise NetworkError(f"{error}: {remedy}") from error
 
     async def _start(self, recipe: Recipe, run: str, transport: Transport, fresh: bool) -> None:
         wanted, out = recipe.federation, self.spec.folder
@@ -262,10 +258,5 @@ class NetworkBackend(Backend):
         for task in left:
             task.cancel()
         if left:
-            self._wait(_ended(left))
+            self._wait(asyncio.wait(left, timeout=1))
         self._loop.close()
-
-
-async def _ended(tasks: "set[asyncio.Task[Any]]") -> None:
-    """Wait until cancelled tasks are over."""
-    await asyncio.wait(tasks, timeout=1)

@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 
 from fedseed.errors import RecipeError
 from fedseed.objectives.classification import ClassifiedText
-from fedseed.objectives.evaluation import longest_input
-from fedseed.objectives.losses import Blank, Objective, Options
-from fedseed.objectives.next_words import Prompted
+from fedseed.objectives.losses import Objective, Options
+from fedseed.objectives.masked import Blank, Prompted
 from fedseed.objectives.prepared import Prepared, about, idle, prepare_clients
 from fedseed.objectives.rewarded import Asked
 from fedseed.objectives.seq2seq import Pair
-from fedseed.objectives.tokens import Tokens
+from fedseed.objectives.tokens import Tokens, longest_input
 from fedseed.runs.equipment import kind_for, within
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Picture, TaskData

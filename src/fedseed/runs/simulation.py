@@ -6,39 +6,215 @@ work may be dealt to local processes (`workers`), with the same results; coordin
 
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, TypeVar, cast
 
 import torch
 
-from fedseed.errors import MessageError, RecipeError
+from fedseed.errors import FedseedError, MessageError, RecipeError
 from fedseed.federation.byzantine import Byzantine
 from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.rounds import Gathered
+from fedseed.federation.cost import Cost
+from fedseed.federation.hosted import Hosted
+from fedseed.federation.membership import Roster
+from fedseed.federation.messages import FRAME_BYTES, Message
+from fedseed.federation.protocol import read_plan, silent_message
+from fedseed.federation.rounds import Gathered, Rounds
 from fedseed.federation.secure import Masking, SecureCoordinator
+from fedseed.federation.secure_talk import answered
+from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.worker import Answer, cost_of
 from fedseed.methods import Method
-from fedseed.methods.content import Content
+from fedseed.methods.payload import Content
 from fedseed.models import adapters
 from fedseed.objectives.losses import Objective
-from fedseed.objectives.prepared import idle, prepare_clients
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.card import Facts, card
-from fedseed.orbit.file import begin
-from fedseed.reports.progress import Progress, shown_by
+from fedseed.privacy.settings import WITHHELD
+from fedseed.reports.progress import Progress, Silent, shown_by
 from fedseed.reports.results import RoundLine
 from fedseed.runs.costs import RunResult
 from fedseed.runs.equipment import Evaluation
 from fedseed.runs.folder import RunFolder
-from fedseed.runs.learner import check_examples, check_memory, limited, loss_of, make_learner, memory_of, peak_memory
+from fedseed.runs.learner import check_memory, hosted_of, limited, loss_of, memory_of, peak_memory
 from fedseed.runs.loop import Backend, Loop
-from fedseed.runs.secure import SecureRounds
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import StepStore, step_store
 from fedseed.runs.workers import Evaluate, Team, Train, Work, Workers
 from fedseed.tasks.data import ClientData
+from fedseed.transport.base import CoordinatorEnd
+
+MOST_ATTEMPTS = 20  # of a round: clients that are at hand would do the same once more
+T = TypeVar("T")
+
+
+class _Everybody(Roster):
+    """All clients, each of which is there."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(inf, names)
+        self._all = frozenset(range(len(names)))
+
+    def present(self) -> frozenset[int]:
+        return self._all
+
+
+@dataclass
+class _Now:
+    """A round that is being gathered.
+
+    Args:
+        asked: what is to be done: kind, by whom, message.
+        spent: the clients' work.
+        training: seconds of it.
+        vain: how often it was begun again.
+    """
+
+    asked: list[tuple[bytes, Collection[int], bytes]] = field(default_factory=list)
+    spent: Cost = field(default_factory=Cost)
+    training: float = 0.0
+    vain: int = 0
+
+
+class AtHand(Session):
+    """A coordinator's session with clients of its own process. What is broadcast is done when somebody waits for it.
+
+    Args:
+        hosted: all clients, with the model.
+        coordinator: the coordinator.
+        byzantine: what becomes of the answers of some; None: all are honest.
+        team: local workers that the clients are dealt to; None: there are none.
+        progress: shows the run going on.
+    """
+
+    largest = inf  # bytes of a message: none goes anywhere
+    resend_seconds = inf
+
+    def __init__(
+        self, hosted: Hosted, coordinator: Coordinator, byzantine: Byzantine | None, team: Team | None,
+        progress: Progress,
+    ) -> None:  # fmt: skip
+        # the rounds say what is refused
+        settings, rejected = CoordinatorSettings(deadline=inf, minimum=0), Rejected(Silent(), "")
+        super().__init__(cast(CoordinatorEnd, self), settings, progress, rejected, at_hand=True)
+        self.hosted = hosted
+        self.coordinator = coordinator
+        self.byzantine = byzantine
+        self.team = team
+        self.masking: Masking | None = None
+        if hosted.secure is not None:
+            sizes = {number: len(items) for number, items in enumerate(hosted.items.values())}
+            self.masking = Masking(hosted.secure, hosted.worker.method, sizes)
+            self.masking.warn = progress.warn
+        self.rounds = Rounds(self, _Everybody(hosted.names), coordinator, 0)
+        empty = (number for number, items in enumerate(hosted.items.values()) if not items)
+        self.rounds.idle.update(empty)  # a note says who
+        self._begun: dict[int, bytes] = {}  # the plans that workers have, by client
+        self._now = _Now()
+
+    def gather(self, number: int) -> Gathered:
+        """Open a round and gather what counts. Raises FedseedError."""
+        now = self._now = _Now()
+        start = time.perf_counter()
+        gathered = _at_once(self.rounds.gather(number))
+        gathered.spent, took = now.spent, time.perf_counter() - start
+        if self.masking is not None:
+            now.spent.seconds["secure_sums"] = took - now.training
+        if self.team is not None:
+            now.spent.fit(took)
+        return gathered
+
+    def begin(self, number: int) -> None:
+        """Let workers begin a round ahead of time."""
+        self.coordinator.open(number)
+        self._deal({client: plan for plan, clients in self.coordinator.plans().items() for client in clients})
+
+    # -- what the rounds ask of a session and its end ------------------------------------------------------------------
+
+    async def broadcast(self, data: bytes, soon: Collection[str] = ()) -> None:
+        """Remember what the clients are to do."""
+        clients, message = read_plan(data[1:])
+        everybody = self.coordinator.taking_part if clients is None else clients
+        self._now.asked.append((data[:1], everybody, message))
+
+    async def pause(self, seconds: float) -> None:
+        """The clients do what they were asked."""
+        asked, self._now.asked = self._now.asked, []
+        self._now.vain += not asked
+        if self._now.vain >= MOST_ATTEMPTS:
+            raise FedseedError(f"a round was begun {MOST_ATTEMPTS} times, and no sum could be opened")
+        plans: dict[int, bytes] = {}
+        for kind, clients, message in asked:
+            if kind == b"P":
+                plans.update(dict.fromkeys(clients, message))
+            elif self.masking is not None:
+                for client in clients:
+                    self.rounds.take(self.hosted.names[client], answered(self.masking, client, message))
+        if plans:
+            self._train(dict(sorted(plans.items())))
+
+    # -- the clients ---------------------------------------------------------------------------------------------------
+
+    def _train(self, plans: dict[int, bytes]) -> None:
+        start = time.perf_counter()
+        answers = dict(zip(plans, self._answers(plans), strict=True))
+        self._now.training += time.perf_counter() - start
+        sent = {client: answer.message for client, answer in answers.items() if answer.message is not None}
+        about = Message.decode(next(iter(plans.values())))
+        if self.byzantine is not None:
+            sent = self.byzantine.sent(about.round, sent, self.hosted.worker.corrupt)
+        for client, answer in answers.items():
+            spoken = answer.message is not None or answer.within is not None
+            self._now.spent.add(cost_of(answer.cost, counts=spoken))
+            if answer.within is not None:
+                self.rounds.joins(client, answer.within)
+                continue
+            message = sent.get(client) or silent_message(about.round, about.attempt, str(answer.reason))
+            if self.masking is not None:
+                message = self._masked(self.masking, client, sent.get(client), about)
+            self.rounds.take(self.hosted.names[client], message)
+
+    def _masked(self, masking: Masking, client: int, update: bytes | None, plan: Message) -> bytes:
+        try:
+            return masking.update(self.hosted.worker.state, plan, client, update)
+        except MessageError:
+            return silent_message(plan.round, plan.attempt, WITHHELD)
+
+    def _answers(self, plans: dict[int, bytes]) -> list[Answer]:
+        """What the clients answer, wherever that is computed."""
+        worker, known, items = self.hosted.worker, {}, list(self.hosted.items.values())
+        if self.team is not None:
+            self._deal(plans)
+            self._begun = {}
+            found = self.team.results(self.progress.warn)
+            if worker.shares(len(plans)) is None:
+                return found
+            known = {look: seen for part in found for look, seen in part.items()}
+        return worker.train_all(list(plans.values()), list(plans), [items[client] for client in plans], known)
+
+    def _deal(self, plans: dict[int, bytes]) -> None:
+        """Deal out a round's work, unless that was done: clients, or the losses that all clients have in common."""
+        if self.team is None or self._begun == plans:
+            return
+        if self._begun:  # others take part than was thought
+            self.team.results(self.progress.warn)
+        self._begun, parts = plans, len(self.team.seats)
+        orders: Sequence[Work] = [Train(plan, client) for client, plan in plans.items()]
+        if self.hosted.worker.shares(len(plans)) is not None:
+            orders = [Evaluate(list(plans.values()), list(plans), part, parts) for part in range(parts)]
+        self.team.begin(orders)
+
+
+def _at_once(work: Coroutine[Any, Any, T]) -> T:
+    """The result of what never waits for anything outside of this process; so it needs no event loop."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        found: T = done.value
+        return found
+    raise RuntimeError("the rounds of a simulation wait for something")
 
 
 class Simulation(Backend):
@@ -75,10 +251,6 @@ class Simulation(Backend):
     ) -> None:
         spec = RunSpec(method, rounds, **settings) if isinstance(method, Method) else method
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
-        self.names = [client.name for client in named]
-        self.prepared = prepare_clients(objective, named)
-        self.items = [client.items for client in self.prepared]
-        check_examples(spec.method, dict(zip(self.names, self.items, strict=True)))
         per_round = len(named) if spec.per_round is None else spec.per_round
         if not 1 <= per_round <= len(named):
             raise RecipeError(f"clients per round = {per_round}: from 1 to the number of clients, {len(named)}")
@@ -86,31 +258,28 @@ class Simulation(Backend):
             raise RecipeError(f"attackers {sorted(spec.byzantine)}: clients are numbered 0 to {len(named) - 1}")
         if spec.threads is None and workers is not None:
             spec = replace(spec, threads=workers.threads)
-        self.spec = spec = replace(spec, per_round=per_round, notes=(*spec.notes, *idle(self.prepared)))
-        self.worker, self.header = make_learner(spec, model, objective, spec.apart)
+        evaluate = evaluation if callable(evaluation) else loss_of(objective, evaluation or {})
+        names = [client.name for client in named]
+        self.hosted = hosted_of(spec, model, objective, named, names, evaluate, spec.apart)
+        self.worker, self.names, self.items = self.hosted.worker, names, list(self.hosted.items.values())
+        self.header = replace(self.hosted.header, base_folder=spec.base_folder)
+        self.spec = spec = replace(spec, per_round=per_round, notes=self.hosted.notes)
         sizes = [len(items) for items in self.items]
         common = spec.method, self.header.layout, spec.seed, sizes, per_round, spec.aggregation, spec.bounds
+        sums, attack, byzantine = spec.secure_sums, spec.attack, None
         try:
-            sums, attack = spec.secure_sums, spec.attack
             self.coordinator = Coordinator(*common) if sums is None else SecureCoordinator(sums, *common)
-            self.byzantine = (
-                None if attack is None else Byzantine(self.coordinator, attack, spec.byzantine, spec.attack_strength)
-            )
+            if attack is not None:
+                byzantine = Byzantine(self.coordinator, attack, spec.byzantine, spec.attack_strength)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         self.coordinator.take_base(self.worker.space.dense)
         self.loop = Loop(self, shown_by(progress))
         self.progress = self.loop.progress
-        self.worker.private = spec.private
-        self.secure: SecureRounds | None = None
-        if sums is not None and isinstance(self.coordinator, SecureCoordinator):
-            masking = Masking(sums, spec.method, dict(enumerate(sizes)))
-            self.secure = SecureRounds(self.coordinator, masking, self.names, spec.rounds, self.progress)
-        self._evaluate = evaluation if callable(evaluation) else loss_of(objective, evaluation or {})
         self._store: StepStore | None = None  # where steps are kept; nowhere without a folder
         self.worker.memory = memory_of(self, spec.method, spec.folder, workers is not None)
         self.team, self._about_workers = self._assemble(workers, per_round)
-        self._opened: tuple[int, list[int], list[bytes]] | None = None  # the open round, if it was begun ahead of time
+        self.clients = AtHand(self.hosted, self.coordinator, byzantine, self.team, self.progress)
 
     def _assemble(self, workers: Workers | Team | None, per_round: int) -> tuple[Team | None, str | None]:
         """The workers of the run, and what a person is told of them."""
@@ -122,7 +291,7 @@ class Simulation(Backend):
                 "nothing to do; with federation.joint = false each client's is a message of its own"
             )
         team = workers if isinstance(workers, Team) else Team(workers, per_round)
-        team.expect(begin(self.header), self.method.catch_up.replaces, self.worker.memory.folder)
+        team.expect(self.hosted.start, self.method.catch_up.replaces, self.worker.memory.folder)
         weakref.finalize(self, team.close)  # of a simulation that never runs, too
         threads = "1 thread" if workers.threads == 1 else f"{workers.threads} threads"
         return team, f"{len(team.seats)} worker process{'es' * (len(team.seats) > 1)}, {threads} each"
@@ -168,69 +337,7 @@ class Simulation(Backend):
     # -- a round ----------------------------------------------------------------------------------
 
     def gather(self, number: int) -> Gathered:
-        start = time.perf_counter()
-        picked, plans = self._begin(number)
-        gathered = Gathered(picked, len(plans[0]) - FRAME_BYTES)
-        answers = self._answers(plans, picked)
-        honest = {c: answer.message for c, answer in zip(picked, answers, strict=True) if answer.message is not None}
-        sent = honest if self.byzantine is None else self.byzantine.sent(number, honest, self.worker.corrupt)
-        if self.secure is not None:
-            asked = dict(zip(picked, plans, strict=True))
-            self.secure.gather(
-                gathered, asked, {c: sent.get(c) for c in picked}, lambda c, why: gathered.skipped.append((c, why))
-            )
-            return gathered
-        for client, answer in zip(picked, answers, strict=True):
-            name = self.names[client]
-            gathered.spent.add(cost_of(answer.cost, counts=answer.message is not None or answer.within is not None))
-            if answer.within is not None:  # its part is in another client's message
-                gathered.update_bytes.append(answer.within)
-                continue
-            if answer.message is None:
-                gathered.skipped.append((client, str(answer.reason)))
-                if self.items[client]:  # of those that have no example a note says so, once
-                    self.progress.warn(f"round {number}: {name} sends nothing: {answer.reason}")
-                continue
-            gathered.update_bytes.append(len(sent[client]) - FRAME_BYTES)
-            try:
-                self.coordinator.receive(sent[client], client)
-            except MessageError as error:
-                self._refuse(gathered, number, client, str(error))
-        for client, reason in self.coordinator.screen().items():
-            self._refuse(gathered, number, client, reason)
-        if self.team is not None:
-            gathered.spent.fit(time.perf_counter() - start)
-        return gathered
-
-    def _refuse(self, gathered: Gathered, number: int, client: int, reason: str) -> None:
-        """A client's update does not count."""
-        gathered.refused += 1
-        gathered.skipped.append((client, f"refused: {reason}"))
-        self.progress.warn(f"round {number}: the update of {self.names[client]} is refused: {reason}")
-
-    def _begin(self, number: int) -> tuple[list[int], list[bytes]]:
-        """Open a round, if it is not open yet, and deal it out: who takes part, and their plans."""
-        if self._opened is None or self._opened[0] != number:
-            picked = self.coordinator.open(number)
-            plans = [self.coordinator.plan(client) for client in picked]
-            if self.team is not None:
-                self.team.begin(self._orders(self.team, plans, picked))
-            self._opened = number, picked, plans
-        return self._opened[1:]
-
-    def _orders(self, team: Team, plans: Sequence[bytes], picked: Sequence[int]) -> Sequence[Work]:
-        """What workers do for a round: clients, or the losses that all clients have in common."""
-        if self.worker.shares(len(picked)) is None:
-            return [Train(plan, client) for plan, client in zip(plans, picked, strict=True)]
-        return [Evaluate(plans, picked, part, len(team.seats)) for part in range(len(team.seats))]
-
-    def _answers(self, plans: Sequence[bytes], picked: Sequence[int]) -> list[Answer]:
-        """What the clients answer, wherever that was computed."""
-        found = None if self.team is None else self.team.results(self.progress.warn)
-        if found is not None and self.worker.shares(len(picked)) is None:
-            return found
-        known = {look: seen for part in found or () for look, seen in part.items()}
-        return self.worker.train_all(plans, picked, [self.items[client] for client in picked], known)
+        return self.clients.gather(number)
 
     def apply(self, step: bytes, line: RoundLine, log: bool) -> None:
         """Apply the step to the weights; workers do, too, and go on with the next round meanwhile."""
@@ -238,7 +345,7 @@ class Simulation(Backend):
         if self.team is not None:
             self.team.apply(number, step, step[FRAME_BYTES:])
             if number < self.spec.rounds:
-                self._begin(number + 1)
+                self.clients.begin(number + 1)
         start = time.perf_counter()
         norm = self.worker.apply(step)
         line.seconds["rebuild"] = time.perf_counter() - start
@@ -254,17 +361,13 @@ class Simulation(Backend):
         if self.team is not None:
             self.team.confirm(line.weights_digest or NO_DIGEST)
 
-    def evaluate(self, model: torch.nn.Module) -> dict[str, Any]:
-        """A model's metrics on the evaluation sets."""
-        return self._evaluate(model)
-
     def examine(self, line: RoundLine, evaluate: bool) -> None:
         if self.team is not None:
             self.team.start()  # before the first round: workers load meanwhile
         if evaluate:
             start = time.perf_counter()
             self.worker.space.model.eval()
-            found = self._evaluate(self.worker.space.model)
+            found = self.hosted.evaluate(self.worker.space.model)
             line.by_client = found.pop("by_client", None)
             line.metrics.update(found)
             line.seconds["evaluation"] = time.perf_counter() - start

@@ -18,12 +18,20 @@ Paths are relative to the file's folder. What the command line says goes before 
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
 from fedseed.errors import RecipeError
 from fedseed.runs.keys import explain
-from fedseed.runs.reading import read_toml
+from fedseed.runs.recipe import read_toml
 from fedseed.tasks.data import OwnData
+
+
+def _beside(text: str, info: ValidationInfo) -> str:
+    """A path as seen from here."""
+    return str((info.context or Path()) / Path(text).expanduser())
+
+
+Place = Annotated[str, AfterValidator(_beside)]
 
 
 class _Table(BaseModel):
@@ -39,8 +47,8 @@ class SiteData(_Table):
         evaluation: the share of its examples that it holds out, in place of the recipe's.
     """
 
-    path: str | None = None
-    evaluation_file: str | None = None
+    path: Place | None = None
+    evaluation_file: Place | None = None
     evaluation: Annotated[float, Field(ge=0, lt=1)] | None = None
 
 
@@ -48,8 +56,8 @@ class Reach(_Table):
     """How it reaches the server: as in a recipe's [federation]."""
 
     nats: str | None = None
-    key: str | None = None
-    ca: str | None = None
+    key: Place | None = None
+    ca: Place | None = None
     run: str | None = None
 
 
@@ -68,25 +76,22 @@ class Site(_Table):
 
     client: str | None = None
     clients: list[str] = Field(default_factory=list)
-    out: str | None = None
+    out: Place | None = None
     device: str | None = None
     data: SiteData = SiteData()
     federation: Reach = Reach()
-    identity: str | None = None
+    identity: Place | None = None
 
     @property
     def names(self) -> list[str]:
         """Whom its process works for."""
-        return [*([] if self.client is None else [self.client]), *self.clients]
+        return [*filter(None, [self.client]), *self.clients]
 
     @property
     def own(self) -> OwnData | None:
         """Where its data lies; None: nothing is said."""
-        data = self.data
-        if data == SiteData():
-            return None
-        path, file = (None if text is None else Path(text) for text in (data.path, data.evaluation_file))
-        return OwnData(path, file, data.evaluation)
+        path, file = (None if text is None else Path(text) for text in (self.data.path, self.data.evaluation_file))
+        return None if self.data == SiteData() else OwnData(path, file, self.data.evaluation)
 
 
 def read_site(file: Path | None) -> Site:
@@ -99,21 +104,6 @@ def read_site(file: Path | None) -> Site:
         return Site()
     data = read_toml(file, "--local ")
     try:
-        site = Site.model_validate(data)
+        return Site.model_validate(data, context=file.parent)
     except ValidationError as error:
         raise RecipeError(f"--local {file}: {explain(error, data, Site)}") from error
-    places = {"path": site.data.path, "evaluation_file": site.data.evaluation_file}
-    ways = {"key": site.federation.key, "ca": site.federation.ca}
-    return site.model_copy(
-        update={
-            "out": _beside(file, site.out),
-            "identity": _beside(file, site.identity),
-            "data": site.data.model_copy(update={key: _beside(file, text) for key, text in places.items()}),
-            "federation": site.federation.model_copy(update={key: _beside(file, text) for key, text in ways.items()}),
-        }
-    )
-
-
-def _beside(file: Path, text: str | None) -> str | None:
-    """A path as seen from here."""
-    return None if text is None else str(file.parent / Path(text).expanduser())

@@ -44,6 +44,7 @@ class RunSpec:
         joint: clients that look along common directions share forward passes: faster, and the same but for the float
             noise of another batch size.
         base: the base's name, for the orbit's header.
+        base_folder: where the base is, if `base` is a path that means another place from elsewhere.
         base_digest: the base's digest, if it is known; None: it is hashed.
         trainable: name patterns of the trainable parameters, for the orbit's header; None: all.
         classes: names of the classes that a classifier tells apart, for the orbit's header; none: no classifier.
@@ -54,6 +55,7 @@ class RunSpec:
         out: folder for the run's files; None: nothing is written.
         recipe_text: the complete recipe, written beside the results.
         notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
+        limit: what makes an example too long, to be said of those that are left out or cut.
         trackers: where else the metrics go.
         threads: that a process computes with while the run goes on; None: torch's own choice, shared out among workers.
     """
@@ -75,6 +77,7 @@ class RunSpec:
     attack_strength: float | None = None
     joint: bool = True
     base: str = ""
+    base_folder: str = ""
     base_digest: str | None = None
     trainable: Sequence[str] | None = None
     classes: Sequence[str] = ()
@@ -84,6 +87,7 @@ class RunSpec:
     out: Path | str | None = None
     recipe_text: str | None = None
     notes: Sequence[str] = ()
+    limit: str = ""
     trackers: Sequence[Tracker] = ()
     threads: int | None = None
 
@@ -99,7 +103,7 @@ class RunSpec:
 
     @classmethod
     def of(cls, recipe: Recipe, out: Path | str | None = None, **more: Any) -> "RunSpec":
-        """A recipe's run.
+        """Returns a recipe's run.
 
         Args:
             recipe: the recipe.
@@ -133,7 +137,7 @@ class RunSpec:
 
     @classmethod
     def over_network(cls, recipe: Recipe, out: Path | None) -> "RunSpec":
-        """A recipe's run with clients elsewhere.
+        """Returns a recipe's run with clients elsewhere.
 
         Raises:
             RecipeError: it has Byzantine clients that there can be in a simulation only.
@@ -147,32 +151,32 @@ class RunSpec:
 
     @property
     def folder(self) -> Path | None:
-        """The folder for the run's files."""
+        """Returns the folder for the run's files."""
         return None if self.out is None else Path(self.out)
 
     @property
     def byzantine(self) -> frozenset[int]:
-        """The numbers of the Byzantine clients, if they do anything."""
+        """Returns the numbers of the Byzantine clients, if they do anything."""
         return frozenset() if self.attack is None else frozenset(self.attackers)
 
     @property
     def apart(self) -> bool:
-        """Whether what each client sends must stand apart."""
+        """Returns whether what each client sends must stand apart."""
         return bool(self.byzantine) or not self.joint or (self.aggregation is not None and self.aggregation.compares)
 
     @property
     def private(self) -> bool:
-        """Whether nothing is told that depends on clients' data, but what the method makes private."""
+        """Returns whether all that is told and depends on clients' data is what the method makes private."""
         return self.secure_sums is not None or mechanism_of(self.method) is not None
 
     def evaluates(self, number: int) -> bool:
-        """Whether there is an evaluation after a round."""
+        """Returns whether there is an evaluation after a round."""
         return number % self.evaluate_every == 0 or number == self.rounds
 
     def logs(self, number: int) -> bool:
-        """Whether a round gets a line of metrics of its own."""
+        """Returns whether a round gets a line of metrics of its own."""
         return self.evaluates(number) or not self.method.stepwise
 
     def digests(self, number: int) -> bool:
-        """Whether the weights are hashed after a round: always where it is evaluated, as the last one is."""
+        """Returns whether the weights are hashed after a round: always where it is evaluated, as the last one is."""
         return self.evaluates(number) or (number % self.digest_every == 0 and self.logs(number))

@@ -6,9 +6,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.models.adapters import AnyAdapter
+from fedseed.registry import INCIDENTAL
 from fedseed.runs.keys import told
 from fedseed.transport.subjects import name_problem
 from fedseed.weights.layout import DigestKind
+
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 class Table(BaseModel):
@@ -48,13 +51,13 @@ class ModelSettings(Table):
     base: str = "small"
     architecture: Literal["causal", "masked", "seq2seq", "classification", "image"] | None = None
     prefix: str = ""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|map|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|map|cuda(:\d+)?)$"), INCIDENTAL] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     quantization: Literal["4bit", "8bit"] | None = None
     trainable: list[str] | Literal["head"] | None = None
     adapter: AnyAdapter | None = None
-    offload_base: bool | Literal["auto"] = "auto"
-    activation_checkpointing: bool = False
+    offload_base: Annotated[bool | Literal["auto"], INCIDENTAL] = "auto"
+    activation_checkpointing: Annotated[bool, INCIDENTAL] = False
     attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = None
     trust_remote_code: bool = False
     digest: DigestKind = "blake2b"
@@ -92,17 +95,17 @@ class FederationSettings(Table):
     clients: list[str] | None = None
     enrolment: Literal["closed", "open"] = "closed"
     joint: bool = True
-    nats: str | None = None
-    key: str | None = None
-    ca: str | None = None
-    run: str | None = None
-    replicas: Annotated[int, Field(ge=1, le=5)] = 1
-    deadline: PositiveFloat = 600.0
-    minimum: PositiveInt = 1
-    start_with: PositiveInt | None = None
-    dead_after: PositiveFloat = 6.0
-    base_digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
-    weights_digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
+    nats: Annotated[str | None, INCIDENTAL] = None
+    key: Annotated[str | None, INCIDENTAL] = None
+    ca: Annotated[str | None, INCIDENTAL] = None
+    run: Annotated[str | None, INCIDENTAL] = None
+    replicas: Annotated[int, Field(ge=1, le=5), INCIDENTAL] = 1
+    deadline: Annotated[PositiveFloat, INCIDENTAL] = 600.0
+    minimum: Annotated[PositiveInt, INCIDENTAL] = 1
+    start_with: Annotated[PositiveInt | None, INCIDENTAL] = None
+    dead_after: Annotated[PositiveFloat, INCIDENTAL] = 6.0
+    base_digest: Annotated[Digest | None, INCIDENTAL] = None
+    weights_digest: Annotated[Digest | None, INCIDENTAL] = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "FederationSettings":

@@ -194,7 +194,7 @@ def _place(header: Header, path: Path) -> str:
 
 def _from_weights(source: Source, path: Path, base: str | None, upto: int | None, device: str) -> Tuned:
     from fedseed.orbit.replay import space_of
-    from fedseed.runs.weights_file import read_weights
+    from fedseed.runs.store import read_weights
     from fedseed.weights.change import Replace
 
     found = read_weights(path)
@@ -227,23 +227,19 @@ def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
     folder = Path(place).expanduser()
     config = folder / "adapter_config.json"
     if not config.is_file():
-        return load_model(place, _dtype(folder), device=device)
+        try:
+            saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            dtype = saved.get("dtype", saved.get("torch_dtype"))  # where its folder says so
+        except (OSError, ValueError, AttributeError):
+            dtype = None
+        dtype = dtype if dtype in ("float32", "bfloat16", "float16") else "float32"
+        return load_model(place, dtype, device=device)
     try:
         base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"] or "")
     except (ValueError, LookupError) as error:
         raise FedseedError(f"{config}: not valid: {error}") from error
     model, processor = load_model(base, device=device)
     return adapters.load(model, folder), processor
-
-
-def _dtype(folder: Path) -> str:
-    """The dtype that a model was saved in, where its folder says so."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        found = config.get("dtype", config.get("torch_dtype"))
-    except (OSError, ValueError, AttributeError):
-        found = None
-    return found if found in ("float32", "bfloat16", "float16") else "float32"
 
 
 def _measured(folder: Path | None, number: int) -> dict[str, Any]:
@@ -290,10 +286,8 @@ def recipe_for(
         )
     if task is not None and REGISTRY.find(task) is None:
         raise RecipeError(f"--task {task}: {REGISTRY.unknown(task)}")
-    if found is None:
-        return read_recipe("quickstart-ferret", ["task={}", f'task.name="{task}"', *overrides], plugins, trust_plugins)
     changes = [] if task is None else ["task={}", f'task.name="{task}"']
-    return read_recipe(found, [*changes, *overrides], plugins, trust_plugins)
+    return read_recipe(found or "quickstart-ferret", [*changes, *overrides], plugins, trust_plugins)
 
 
 def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]:

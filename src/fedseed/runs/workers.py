@@ -11,9 +11,12 @@ A thread hears the workers: it takes results, deals out and replaces, also while
 
 import os
 import pickle
+import queue
 import signal
 import subprocess
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from fedseed.federation.worker import Answer
     from fedseed.training.together import Look, Seen
 
+GONE = 3  # exit code of a worker whose run is gone
 MOST_DEATHS = 5  # of one worker, or over one piece of work, without a result in between: it will not get better
 
 
@@ -152,7 +156,7 @@ class _Seat:
         self.connection, theirs = Pipe()
         handle = theirs.fileno()
         self.process = subprocess.Popen(
-            command("fedseed.runs.worker_process", "main", str(handle)),
+            command(__name__, "main", str(handle)),
             stdin=subprocess.DEVNULL,
             pass_fds=[handle],
             process_group=0,  # a terminal's Ctrl-C is for the run, which ends its workers
@@ -418,3 +422,79 @@ def _hopeless(code: int, deaths: int, loaded: bool) -> str:
         f"workers died {deaths} times in a row {when} ({_how(code)}); each holds a model of its own: try fewer "
         "--workers, or smaller batches (method.training.batch, method.batch); what was said above may tell more"
     )
+
+
+# -- a worker ----------------------------------------------------------------------------------------------------------
+
+
+def main(handle: int | str) -> None:
+    """A worker's life: does what comes in over a socket, until it is closed. Does not return.
+
+    A thread listens for orders and ends the process, in the middle of whatever it does, when the run's own process is
+    gone: the system closes a dead process' sockets, however it died.
+
+    Args:
+        handle: the socket's file descriptor.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, whose end is this one's, too
+    connection: Connection[Reply, Order] = Connection(int(handle))
+    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
+    try:
+        _serve(connection, orders)
+    except Exception as error:
+        error.add_note("in a worker process:\n" + "".join(traceback.format_exception(error)).rstrip())
+        try:
+            failed = pickle.dumps(Failed(error))
+            pickle.loads(failed)
+        except Exception:  # an error with arguments of its own does not travel, but what it says does
+            failed = pickle.dumps(Failed(RuntimeError(f"{type(error).__name__}: {error}")))
+        with suppress(OSError):
+            connection.send_bytes(failed)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _listen(connection: Connection, orders: "queue.SimpleQueue[bytes]") -> None:
+    """Take orders off the socket at once, so that whoever sends them never waits."""
+    try:
+        while True:
+            orders.put(connection.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(GONE)
+
+
+def _serve(connection: Connection, orders: "queue.SimpleQueue[bytes]") -> None:
+    """Load, then carry out one order after the other."""
+    first: Load = pickle.loads(orders.get())
+    import torch  # which takes its time, as all does that needs it
+
+    from fedseed.runs.learner import limited, peak_memory
+    from fedseed.training.memory import Memory
+
+    with limited(first.threads):
+        if count := torch.cuda.device_count():  # "cuda" is one of the GPUs to each worker
+            torch.cuda.set_device(first.number % count)
+        hosted = pickle.loads(first.load)()
+        connection.send_bytes(pickle.dumps(Loaded(hosted.start)))
+        while True:
+            order = pickle.loads(orders.get())
+            match order:
+                case CatchUp():
+                    hosted.worker.memory = Memory(order.memory)
+                    hosted.worker.catch_up(order.records)
+                case Apply():
+                    hosted.worker.apply(order.step)
+                case Train() | Evaluate():
+                    done = Done(_work(hosted, order), peak_memory(hosted.worker.space.devices))
+                    connection.send_bytes(pickle.dumps(done, protocol=5))
+
+
+def _work(hosted: "Hosted", order: Train | Evaluate) -> Any:
+    """A client's answer, or a part of what several clients look at together."""
+    if isinstance(order, Train):
+        return hosted.worker.train(order.plan, order.client, hosted.items[hosted.names[order.client]])
+    items = [hosted.items[hosted.names[client]] for client in order.clients]
+    return hosted.worker.look(order.plans, order.clients, items, order.part, order.parts)

@@ -2,48 +2,22 @@
 
 from fedseed.registry import Registry, check_class, name_of
 from fedseed.tasks.base import Task
-from fedseed.tasks.cifar import CIFAR10Task, CIFAR100Task
-from fedseed.tasks.cloze import MNLITask, RTEMaskTask, SNLITask, SST2MaskTask, SST5Task, TRECTask
-from fedseed.tasks.digits import DigitsTask
 from fedseed.tasks.instruction_data import AlpacaTask, CodeAlpacaTask, DollyTask, GSM8KTask
 from fedseed.tasks.instructions import InstructionsTask
-from fedseed.tasks.mezo import (
-    BoolQTask,
-    CBTask,
-    COPATask,
-    DROPTask,
-    MultiRCTask,
-    ReCoRDTask,
-    RTETask,
-    SQuADTask,
-    SST2Task,
-    WICTask,
-    WSCTask,
-)
 from fedseed.tasks.natural_instructions import NaturalInstructionsTask
 from fedseed.tasks.own import FilesTask
+from fedseed.tasks.pictures import CIFAR10Task, CIFAR100Task, DigitsTask
+from fedseed.tasks.text_tasks import CLOZE, MEZO
 from fedseed.tasks.words import WordsTask
 
-MEZO: tuple[type[Task], ...] = (
-    SST2Task,
-    RTETask,
-    CBTask,
-    BoolQTask,
-    WSCTask,
-    WICTask,
-    MultiRCTask,
-    COPATask,
-    ReCoRDTask,
-    SQuADTask,
-    DROPTask,
-)
-CLOZE: tuple[type[Task], ...] = (SST2MaskTask, SST5Task, SNLITask, MNLITask, RTEMaskTask, TRECTask)
-INSTRUCTIONS: tuple[type[Task], ...] = (DollyTask, AlpacaTask, CodeAlpacaTask, GSM8KTask)
 TASKS: tuple[type[Task], ...] = (
     InstructionsTask,
     FilesTask,
     NaturalInstructionsTask,
-    *INSTRUCTIONS,
+    DollyTask,
+    AlpacaTask,
+    CodeAlpacaTask,
+    GSM8KTask,
     *MEZO,
     *CLOZE,
     WordsTask,
@@ -57,14 +31,13 @@ REGISTRY: Registry[type[Task]] = Registry(
 )
 
 __all__ = [
+    "CLOZE",
+    "MEZO",
     "REGISTRY",
     "TASKS",
     "CIFAR10Task",
     "CIFAR100Task",
     "DigitsTask",
     "InstructionsTask",
-    "NaturalInstructionsTask",
-    "SST2Task",
     "Task",
-    "WordsTask",
 ]

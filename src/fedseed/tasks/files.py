@@ -1,14 +1,31 @@
-"""Reading data sets in their original files. What is wrong is named with its file and place."""
+"""Reads rows of data: of files in several formats, of saved data sets, of data sets on the hub.
 
+Errors name the file and the place in it. A few bytes of a parquet file can be a billion rows, so what is unpacked from
+one must be in proportion to the file.
+"""
+
+import csv
+import io
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, to_install
 from fedseed.text import shown
+
+ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet", ".json")
+SAVED = ("dataset_dict.json", "state.json")  # one of these is in every folder that `save_to_disk` writes
+BATCH = 1024  # rows of a parquet file that are unpacked at a time
+FREE_BYTES, INFLATION = 64 << 20, 100  # bytes that a parquet file may become, and how many more for each of its own
+FREE_CELLS = 1 << 20  # cells that any parquet file may have, and one more for each of its bytes
+csv.field_size_limit(1 << 30)  # a text may be long
 
 KIND_NAMES: dict[type, str] = {
     str: "text",
@@ -33,7 +50,7 @@ class Record:
     values: Mapping[str, Any]
 
     def field(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """A field that must be there.
+        """Returns a field that must be there.
 
         Args:
             name: its name.
@@ -52,19 +69,11 @@ class Record:
         return value
 
     def record(self, name: str) -> "Record":
-        """A field that is an object itself.
-
-        Raises:
-            RecipeError: it is missing or no object.
-        """
+        """Returns a field that is an object itself. Raises RecipeError if it is missing or no object."""
         return Record(f"{self.where}: {name}", self.field(name, dict))
 
     def records(self, name: str) -> "list[Record]":
-        """A field that is a list of objects.
-
-        Raises:
-            RecipeError: it is missing, no list, or holds something else than objects.
-        """
+        """Returns a field that is a list of objects. Raises RecipeError if it is missing or no such list."""
         found = []
         for index, values in enumerate(self.field(name, list)):
             where = f"{self.where}: {name}[{index}]"
@@ -85,10 +94,10 @@ def _short(value: Any) -> str:
 
 
 def data_folder(path: str, hint: str) -> Path:
-    """The folder that `task.path` names.
+    """Returns the folder that `task.path` names.
 
     Args:
-        path: as the recipe has it; relative to the working directory, "~" allowed.
+        path: the path in the recipe; relative to the working directory, "~" allowed.
         hint: what the folder should be and where to get it.
 
     Raises:
@@ -101,15 +110,15 @@ def data_folder(path: str, hint: str) -> Path:
 
 
 def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
-    """A text file.
+    """Returns the text of a file.
 
     Args:
         path: the file.
         hint: what to do if it is missing.
-        encoding: what it is written in; of old data sets not always UTF-8.
+        encoding: the encoding of the file; that of old data sets is not always UTF-8.
 
     Raises:
-        RecipeError: missing, unreadable or in another encoding.
+        RecipeError: the file is missing, unreadable or in another encoding.
     """
     try:
         data = path.read_bytes()
@@ -121,120 +130,256 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
         text = data.decode(encoding).removeprefix("\ufeff")  # some editors begin a file with this mark
     except UnicodeDecodeError as error:
         begin = data.rfind(b"\n", 0, error.start) + 1
+        guess = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "ISO-8859-1"
+        name, better = shlex.quote(path.name), shlex.quote(f"{path.stem}.converted")
         raise RecipeError(
             f"{path} line {data.count(10, 0, error.start) + 1}: not {encoding.upper()} text: byte "
-            f"0x{data[error.start]:02x} at the line's byte {error.start - begin + 1}; {_convert(path, data, encoding)}"
+            f"0x{data[error.start]:02x} at the line's byte {error.start - begin + 1}; if it is "
+            f"{guess.replace('ISO-8859-1', 'Latin-1')}, convert it: iconv -f {guess} -t {encoding.upper()} {name} > "
+            f"{better} && mv {better} {name}"
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _convert(path: Path, data: bytes, encoding: str) -> str:
-    """What to do about a file in another encoding."""
-    guess = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "ISO-8859-1"
-    likely = "Latin-1" if guess == "ISO-8859-1" else guess
-    name, better = shlex.quote(path.name), shlex.quote(f"{path.stem}.converted")
-    return (
-        f"if it is {likely}, convert it: iconv -f {guess} -t {encoding.upper()} {name} > {better} && mv {better} {name}"
-    )
-
-
-def read_json(path: Path, hint: str = "") -> Any:
-    """A JSON file's content.
+def read_json(path: Path, hint: str = "") -> Record:
+    """Returns a JSON file's object.
 
     Args:
         path: a UTF-8 file.
         hint: what to do if it is missing.
 
     Raises:
-        RecipeError: missing, unreadable or not JSON.
+        RecipeError: the file is missing, unreadable, not JSON, or no object.
     """
     text = read_text(path, hint)
     try:
-        return parse_json(text)
+        content = parse_json(text)
     except ValueError as error:
         raise RecipeError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise RecipeError(f"{path}: a JSON object is expected")
+    return Record(str(path), content)
 
 
 def parse_json(text: str) -> Any:
-    """What a JSON text says. Raises ValueError: it is none, or lists in lists without an end, or a number without."""
+    """Returns what a JSON text says. Raises ValueError: it is none, nested too deeply, or a number is too long."""
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        if "\\ud" in text.lower():  # half of a character, which no tokenizer takes, unless the other half follows
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError("its lists and objects are nested too deeply") from error
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it has half of a character (\\u{ord(error.object[error.start]):x}): take it out") from error
+    return found
 
 
 def read_records(path: Path) -> list[Record]:
-    """The rows of a table, empty lines left out.
+    """Returns the rows of a table, without empty lines.
 
-    A `.jsonl` file has an object a line, a `.json` file a list of objects (or an object a line); any other is taken
-    for GLUE's tsv: a header line, tabs, no quoting.
+    A `.jsonl` file has an object a line, a `.json` file a list of objects (or an object a line); any other is read
+    as GLUE's tsv: a header line, tabs, no quoting.
 
     Args:
         path: a UTF-8 file.
 
     Raises:
-        RecipeError: missing, unreadable, or a row is malformed; names the line.
+        RecipeError: the file is missing or unreadable, or a row is malformed; names the line.
     """
     records = []
-    for row in each_record(path):
+    for row in _json(path) if path.suffix in (".json", ".jsonl") else _table(path, csv.QUOTE_NONE):
         if isinstance(row, RecipeError):
             raise row
         records.append(row)
     return records
 
 
-def each_record(path: Path) -> Iterator[Record | RecipeError]:
-    """The rows of a table as `read_records` has them; in the place of a malformed one, what is wrong with it.
+def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError]:
+    """Returns the rows of one file or saved data set; in the place of a malformed one, what is wrong with it.
+
+    Args:
+        place: the file or the data set's folder.
+        split: which part of a data set, where it has several.
 
     Raises:
-        RecipeError: missing or unreadable as a whole.
+        RecipeError: the file is missing, unreadable as a whole, empty, or of another format.
     """
+    if is_saved(place):
+        return _saved(place, split)
+    if not place.is_file():
+        raise RecipeError(f"{place}: there is no such file")
+    if place.suffix in (".jsonl", ".json"):
+        return _json(place)
+    if place.suffix in (".csv", ".tsv"):
+        return _table(place, csv.QUOTE_MINIMAL)
+    if place.suffix == ".parquet":
+        return _parquet(place)
+    raise RecipeError(f"{place}: a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} is expected")
+
+
+def _json(path: Path) -> Iterator[Record | RecipeError]:
     text = read_text(path)
     if path.suffix == ".json" and text.lstrip().startswith("["):
-        return _json(path, text)
-    lines = text.split("\n")  # not splitlines: texts hold other characters that would end a line there
-    rows = [(f"{path} line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+        try:
+            rows = parse_json(text)
+        except ValueError as error:
+            raise RecipeError(f"{path}: not valid JSON: {error}") from error
+        read = ((f"{path} item {number}", values) for number, values in enumerate(rows, 1))
+    else:  # not splitlines: texts hold other characters that would end a line there
+        rows = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        read = ((f"{path} line {number}", _line(f"{path} line {number}", line)) for number, line in rows)
     if not rows:
         raise RecipeError(f"{path}: it is empty")
-    return map(_json_line, rows) if path.suffix in (".json", ".jsonl") else _tsv(rows)
+    for where, values in read:
+        if isinstance(values, RecipeError):
+            yield values
+        elif isinstance(values, dict):
+            yield Record(where, values)
+        else:
+            yield RecipeError(f"{where}: a JSON object is expected, not {_short(values)}")
 
 
-def _json(path: Path, text: str) -> Iterator[Record | RecipeError]:
+def _line(where: str, line: str) -> Any:
     try:
-        rows = parse_json(text)
-    except ValueError as error:
-        raise RecipeError(f"{path}: not valid JSON: {error}") from error
-    if not rows:
-        raise RecipeError(f"{path}: it is empty")
-    return (_record(f"{path} item {number}", values) for number, values in enumerate(rows, 1))
-
-
-def _tsv(rows: list[tuple[str, str]]) -> Iterator[Record | RecipeError]:
-    columns = rows[0][1].split("\t")
-    return (as_record(where, columns, line.split("\t")) for where, line in rows[1:])
-
-
-def as_record(where: str, columns: Sequence[str], fields: Sequence[str]) -> Record | RecipeError:
-    """A row of a table with a header, or what is wrong with it."""
-    if len(fields) != len(columns):
-        return RecipeError(f"{where}: {len(fields)} columns, the header has {len(columns)}: {_columns(columns)}")
-    return Record(where, dict(zip(columns, fields, strict=True)))
-
-
-def _columns(columns: Sequence[str]) -> str:
-    return shown(", ".join(columns[:30])) + (", ..." if len(columns) > 30 else "")
-
-
-def _json_line(row: tuple[str, str]) -> Record | RecipeError:
-    where, line = row
-    try:
-        return _record(where, parse_json(line))
+        return parse_json(line)
     except ValueError as error:
         reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         return RecipeError(f"{where}: not valid JSON: {reason}; each line must be one JSON object")
 
 
-def _record(where: str, values: Any) -> Record | RecipeError:
-    if not isinstance(values, dict):
-        return RecipeError(f"{where}: a JSON object is expected, not {_short(values)}")
-    return Record(where, values)
+def _table(path: Path, quoting: Literal[0, 3]) -> Iterator[Record | RecipeError]:
+    """Yields the rows of a file with a header; tabs separate fields, or in a .csv what its header has most of."""
+    text = read_text(path)
+    header = text.lstrip("\n").partition("\n")[0]
+    between = max((",", ";", "\t"), key=header.count) if path.suffix == ".csv" else "\t"
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True, quoting=quoting)
+    columns: list[str] | None = None
+    begin = 0
+    try:
+        for fields in reader:
+            where, begin = f"{path} line {begin + 1}", reader.line_num
+            if not any(field.strip() for field in fields):
+                continue
+            if columns is None:
+                columns = [field.strip() for field in fields]
+                name, times = Counter(columns).most_common(1)[0]
+                if times > 1:
+                    raise RecipeError(f'{where}: two columns are called "{name}"')
+            elif len(fields) == len(columns):
+                yield Record(where, dict(zip(columns, fields, strict=True)))
+            else:
+                names = shown(", ".join(columns[:30])) + (", ..." if len(columns) > 30 else "")
+                yield RecipeError(f"{where}: {len(fields)} columns, the header has {len(columns)}: {names}")
+    except csv.Error as error:  # nobody knows where the next row begins
+        raise RecipeError(f"{path} line {begin + 1}: not valid CSV: {error}") from error
+    if columns is None:
+        raise RecipeError(f"{path}: it is empty")
+
+
+def _parquet(path: Path) -> list[Record]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise RecipeError(f"{path}: a parquet file is read by pyarrow: {to_install('parquet')}") from error
+    rows: list[dict[str, Any]] = []
+
+    def check(unpacked: int, cells: int) -> None:
+        if unpacked > FREE_BYTES + INFLATION * size or cells > FREE_CELLS + size:
+            raise RecipeError(
+                f"{path}: {size:,} bytes become {cells:,} cells of {unpacked:,} bytes, which is more than data does; "
+                "if it is what you want, write it as .jsonl"
+            )
+
+    try:
+        size = path.stat().st_size
+        with parquet.ParquetFile(path) as file:
+            about, width = file.metadata, len(file.schema_arrow.names)
+            groups = (about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+            check(sum(groups), about.num_rows * width)
+            unpacked = 0
+            for batch in file.iter_batches(BATCH):
+                unpacked += batch.nbytes
+                check(unpacked, (len(rows) + batch.num_rows) * width)
+                rows += batch.to_pylist()
+    except (ArrowException, OSError) as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RecipeError(f"{path}: not a parquet file, or damaged ({line})") from error
+    if not rows:
+        raise RecipeError(f"{path}: it is empty")
+    return _records(str(path), rows)
+
+
+# -- the `datasets` library ------------------------------------------------------------------------------------------
+
+
+def is_saved(place: Path) -> bool:
+    """Returns whether a folder is a data set that `save_to_disk` has written."""
+    return any((place / name).is_file() for name in SAVED)
+
+
+def is_hub_name(path: str) -> bool:
+    """Returns whether a text has the form of a data set's name on the hub, "owner/name"."""
+    owner, slash, rest = path.partition("/")
+    return bool(slash) and "/" not in rest and owner not in ("", ".", "..", "~") and not Path(rest).suffix
+
+
+def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Record]:
+    """Returns the rows of a data set on the hub, or of a folder in the hub's form (parquet).
+
+    Args:
+        path: the path in the recipe.
+        split: what the part is called on the hub.
+        config: the data set's configuration on the hub, if it has some; an unknown one is ignored.
+        hint: what `path` may be, for messages.
+
+    Raises:
+        RecipeError: they can't be had or read.
+    """
+    wanted, is_folder = f'task.path = "{path}"', Path(path).expanduser().is_dir()
+    if not is_folder and not is_hub_name(path):
+        raise RecipeError(f"{wanted}: there is no such file or folder; {hint}")
+    reason = "parquet files are read by" if is_folder else "no such file or folder here, and names on the hub need"
+    datasets = _library(f"{wanted}: {reason}", hint)
+    from huggingface_hub import constants
+
+    try:
+        if not is_folder and not getproxies():  # a proxy may know what this machine does not
+            socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
+    except OSError:  # use the cache alone for the rest of the process: asking for the hub's name takes half a minute
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        configs = datasets.get_dataset_config_names(path)
+        found = datasets.load_dataset(path, config if config in configs else None, split=split)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        what = "the datasets library can't read it" if is_folder else "no such file or folder here, nor on the hub"
+        raise RecipeError(f"{wanted}: {what} ({reason}); {hint}") from error
+    return _records(f"{path} ({split})", found)
+
+
+def _saved(folder: Path, split: str) -> list[Record]:
+    """Returns the rows of a data set that `save_to_disk` has written."""
+    datasets = _library(f"{folder}: a saved data set is read by", "")
+    try:
+        found = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise RecipeError(f"{folder}: the datasets library can't read it ({error})") from error
+    if not isinstance(found, datasets.DatasetDict):
+        return _records(str(folder), found)
+    if split not in found:
+        raise RecipeError(f'{folder}: it has no part "{split}" (task.split), but {", ".join(found)}')
+    return _records(f"{folder} ({split})", found[split])
+
+
+def _library(why: str, hint: str) -> Any:
+    """Returns the `datasets` library. Raises RecipeError if it is not installed."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise RecipeError(f"{why} the datasets library ({to_install('hub')}){'; ' if hint else ''}{hint}") from error
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def _records(where: str, rows: Sequence[Any]) -> list[Record]:
+    return [Record(f"{where} row {number}", dict(row)) for number, row in enumerate(rows, 1)]

@@ -13,6 +13,7 @@ from fedseed.text import shown
 
 Template = Literal["alpaca", "short", "chat"]
 SHOWN = 5  # bad lines and repeated examples that are named
+LONGEST = 1 << 22  # characters of a text: tokens of a longer one take gigabytes
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,12 @@ class Reader:
                 if isinstance(row, RecipeError):
                     raise row
                 row = self._renamed(row)
+                for name, value in row.values.items():
+                    size = len(value if isinstance(value, str) else str(value)) if isinstance(value, str | list) else 0
+                    if size > LONGEST:
+                        raise RecipeError(
+                            f'{row.where}: "{name}" has {size:,} characters, where {LONGEST:,} are read; split it'
+                        )
                 made = self._form_of(row).read(row, self.style)
             except RecipeError as error:
                 self.bad.append(str(error))

@@ -28,11 +28,10 @@ from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import Example
 from fedseed.tasks.dealt import DealtTask, Labelled, Parts, Share, share_of
-from fedseed.tasks.files import Record, read_records
-from fedseed.tasks.hub import hub_rows
+from fedseed.tasks.files import Record, hub_rows, read_records
 from fedseed.tasks.metrics import last_number
 from fedseed.tasks.partition import IID, AnyPartition, ByField, Dirichlet, Quantity
-from fedseed.tasks.prompts import alpaca_prompt, prompt_with_context_said
+from fedseed.tasks.prompts import alpaca_prompt
 
 HELD_OUT = 1  # separates the draw of held-out examples from that of a partition
 LEFT_OUT = "X86-64 Assembly"
@@ -133,10 +132,9 @@ class DollyTask(InstructionData):
     prompt: Literal["alpaca", "paper"] = "alpaca"
 
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        make = alpaca_prompt if self.prompt == "alpaca" else prompt_with_context_said
         read = []
         for row in self.rows(["databricks-dolly-15k.jsonl"]):
-            text = make(row.field("instruction", str), row.field("context", str))
+            text = alpaca_prompt(row.field("instruction", str), row.field("context", str), self.prompt == "paper")
             read.append(Labelled(Example(text, row.field("response", str)), row.field("category", str)))
         rows, note = _answered(read)
         if self.test_category == "none":

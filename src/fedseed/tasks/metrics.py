@@ -2,23 +2,23 @@
 
 import re
 import string
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from functools import cache
 from typing import Any
 
 from fedseed.registry import Registry
 
 Score = Callable[[Sequence[str], Sequence[Sequence[str]]], float]
 
-# by how Unicode's names of characters begin
-UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # scripts written without spaces
-# letters to Unicode, but of no language
-SYMBOLS: tuple[str, ...] = ("MODIFIER", "MATHEMATICAL", "SCRIPT", "DOUBLE-STRUCK", "BLACK-LETTER", "INFORMATION")
-SYMBOLS += ("MICRO", "FEMININE ORDINAL", "MASCULINE ORDINAL")
-ASCII_WORDS = re.compile("[a-z0-9]+")
+# SINGLE matches a letter of a script written without spaces, with the marks on it; WORD a word of another script than
+# Latin (Common has symbols that are letters to Unicode, but of no language)
+UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+LETTER = rf"[\p{{L}}\p{{Nd}}--[\p{{Latin}}\p{{ASCII}}{UNSPACED}]--[[\p{{L}}--\u0640]&&\p{{Common}}]]"
+SINGLE = rf"(?V1)[[\p{{L}}\p{{Nd}}]&&{UNSPACED}][\p{{M}}\u30fc]*"
+WORD = rf"{LETTER}[{LETTER}\p{{M}}]*"
+# punctuation of other scripts; Latin text has that of Latin-1, General and Supplemental Punctuation
+MARKS = r"(?V1)[\p{P}--[\u0000-\u00ff\u2000-\u206f\u2e00-\u2e7f]]"
 
 
 def rouge_l(predictions: Sequence[str], references: Sequence[str]) -> float:
@@ -43,46 +43,20 @@ def rouge_l(predictions: Sequence[str], references: Sequence[str]) -> float:
 
 
 class RougeTokens:
-    """What `rouge-score` counts: its default tokens, and those of scripts that the default drops."""
+    """Makes the tokens that `rouge-score` counts: its default ones, and those of scripts that the default drops."""
 
     def tokenize(self, text: str) -> list[str]:
-        """The tokens of a text, lower case."""
-        text = text.lower()
-        if text.isascii():
-            return ASCII_WORDS.findall(text)
-        tokens, open_kind = [""], ""
-        for character in text:
-            kind = _kind(character)
-            if kind == "mark" and open_kind in ("word", "single"):
-                tokens[-1] += character
-                continue
-            if kind in ("ascii", "word") and kind == open_kind:
-                tokens[-1] += character
-            elif kind in ("ascii", "word", "single"):
-                tokens.append(character)
-            open_kind = kind
-        return tokens[1:]
+        """Returns the tokens of a text, in lower case."""
+        import regex  # comes with transformers; reading a recipe does not need it
 
-
-@cache
-def _kind(character: str) -> str:
-    """How a lower-case character counts: "ascii" or "word" in a word, "single" alone, "mark" with the last, or ""."""
-    if character.isascii():
-        return "ascii" if character.isalnum() else ""
-    category = unicodedata.category(character)
-    if category[0] == "M" or character == "\u30fc":  # vowel signs and the like; the Japanese sign of a long vowel
-        return "mark"
-    name = unicodedata.name(character, "")
-    if category not in ("Ll", "Lo", "Lm", "Lt", "Lu", "Nd") or "LATIN" in name or name.startswith(SYMBOLS):
-        return ""
-    return "single" if name.startswith(UNSPACED) else "word"
+        return regex.findall(f"{SINGLE}|{WORD}|[a-z0-9]+", text.lower())
 
 
 def f1(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
     """Returns the mean F1 of the words that a text shares with an answer, the best over the answers, times 100.
 
-    As SQuAD's evaluation has it (Rajpurkar et al., 2016; where nothing is left of a text, 2018): `normalised`
-    texts, words counted as often as they occur, 1 for two empty texts. Arguments and errors are `exact_match`'s.
+    As in SQuAD's evaluation (Rajpurkar et al., 2016; where nothing is left of a text, 2018), texts are `normalised`,
+    words count as often as they occur, and two empty texts give 1. Arguments and errors are `exact_match`'s.
     """
     return _percent([max(_f1(said, right) for right in rights) for said, rights in _pairs(predictions, answers)])
 
@@ -134,31 +108,17 @@ def final_number(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -
 
 
 def normalised(text: str) -> str:
-    """Lower case, without punctuation and the articles a, an, the; single spaces.
+    """Returns a text in lower case with single spaces, without punctuation and the articles a, an, the.
 
-    SQuAD's rule. It knows ASCII's punctuation only, and so does this one for Latin text; of other scripts their own
-    punctuation goes too, and characters of scripts written without spaces become words, so that an F1 means something.
+    This is SQuAD's rule, which knows ASCII's punctuation only, as does this one for Latin text. Other scripts' own
+    punctuation is removed too, and characters of scripts without spaces become words, so that an F1 means something.
     """
     text = re.sub(r"\b(a|an|the)\b", " ", "".join(c for c in text.lower() if c not in string.punctuation))
-    return " ".join((text if text.isascii() else _apart(text)).split())
+    if not text.isascii():
+        import regex
 
-
-def _apart(text: str) -> str:
-    """Spaces around characters of scripts written without them, and in place of other scripts' punctuation."""
-    parts, after_single = [], False
-    for character in text:
-        kind = _kind(character)
-        if kind != "mark":
-            if kind == "single" or after_single:
-                parts.append(" ")
-            after_single = kind == "single"
-            # Latin-1's, General and Supplemental Punctuation are what Latin text has: SQuAD's rule keeps them
-            code = ord(character)
-            latin = code < 0x100 or 0x2000 <= code < 0x2070 or 0x2E00 <= code < 0x2E80
-            if not latin and unicodedata.category(character)[0] == "P":
-                character = " "
-        parts.append(character)
-    return "".join(parts)
+        text = regex.sub(SINGLE, r" \g<0> ", regex.sub(MARKS, " ", text))
+    return " ".join(text.split())
 
 
 # A sign counts only where nothing stands before it: "10-5" ends with 5. Digits may be of any script.
@@ -170,7 +130,7 @@ NO_DIGITS = re.compile("[,$\u00a0\u2009\u202f\u20ac\u00a3]")  # what stands betw
 
 
 def last_number(text: str) -> Decimal | None:
-    """The number after the last "####"; without one, the text's last number; None without any.
+    """Returns the number after the last "####"; without one, the text's last number; None without any.
 
     Thousands may be set apart by commas, no-break or thin spaces: 1,234 and 1234 are the same, as are 72 and 72.00.
 
@@ -203,13 +163,9 @@ def _percent(values: Sequence[float]) -> float:
     return 100.0 * sum(values) / len(values)
 
 
-def _rouge_l(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    return rouge_l(predictions, [right[0] for right in answers])
-
-
 # metric's name -> score in percent of (generated texts, the right answers to each: at least one)
 SCORES: dict[str, Score] = {
-    "rouge_l": _rouge_l,  # to the first answer
+    "rouge_l": lambda said, answers: rouge_l(said, [right[0] for right in answers]),  # to the first answer
     "f1": f1,
     "exact_match": exact_match,
     "final_number": final_number,

@@ -77,14 +77,13 @@ class NaturalInstructionsTask(Task):
             train = [train[i] for i in sample(self.seed, Domain.PARTITION, len(train), self.clients, WHICH_TASKS)]
         if self.evaluate_on == "validation" and not self.validation:
             raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
-        kept = [share_of(self.validation, len(examples)) for _, examples in train]
-        if any(count >= len(examples) for count, (_, examples) in zip(kept, train, strict=True)):
-            raise RecipeError(f"task.validation = {self.validation}: a client has no example left")
-        clients = [
-            ClientData(name, examples[count:], [name] * (len(examples) - count))
-            for count, (name, examples) in zip(kept, train, strict=True)
-        ]
-        validation = [x for count, (_, examples) in zip(kept, train, strict=True) for x in examples[:count]]
+        clients, validation = [], []
+        for name, examples in train:
+            count = share_of(self.validation, len(examples))
+            if count >= len(examples):
+                raise RecipeError(f"task.validation = {self.validation}: a client has no example left")
+            validation += examples[:count]
+            clients.append(ClientData(name, examples[count:], [name] * (len(examples) - count)))
         evaluation = [example for _, examples in test for example in examples]
         shown = validation if self.evaluate_on == "validation" else evaluation
         return TaskData(clients, {"": shown}, validation, tuple(notes))
@@ -97,10 +96,18 @@ class NaturalInstructionsTask(Task):
         Tasks with fewer than `fewest` instances that are short enough are left out; of the others `fraction` is drawn,
         rounded down, but `at_least` so many as far as there are.
         """
-        names = _task_names(folder, split)
+        path = folder / "splits" / "default" / f"{split}_tasks.txt"
+        names = Counter(read_text(path, HINT).split())
+        if not names:
+            raise RecipeError(f"{path}: it lists no task")
+        name, times = names.most_common(1)[0]
+        if times > 1:
+            raise RecipeError(f"{path}: {name} is listed {times} times")
         tasks, total, long = [], 0, 0
         for name in names:
-            definition, instances = _read_task(folder / "tasks" / f"{name}.json")
+            task = read_json(folder / "tasks" / f"{name}.json", "splits/default lists this task")
+            instances = [(one.field("input", str), _first(one, "output")) for one in task.records("Instances")]
+            definition = _first(task, "Definition")
             short = [instance for instance in instances if len(instance[0]) < self.max_input_chars]
             total, long = total + len(instances), long + len(instances) - len(short)
             if len(short) < fewest:
@@ -116,27 +123,6 @@ class NaturalInstructionsTask(Task):
             f"{plural(len(tasks), 'task')} give{'s' if len(tasks) == 1 else ''} "
             f"{plural(sum(len(examples) for _, examples in tasks), 'example')}"
         )
-
-
-def _task_names(folder: Path, split: str) -> list[str]:
-    path = folder / "splits" / "default" / f"{split}_tasks.txt"
-    counted = Counter(read_text(path, HINT).split())
-    if not counted:
-        raise RecipeError(f"{path}: it lists no task")
-    name, times = counted.most_common(1)[0]
-    if times > 1:
-        raise RecipeError(f"{path}: {name} is listed {times} times")
-    return list(counted)
-
-
-def _read_task(path: Path) -> tuple[str, list[tuple[str, str]]]:
-    """A task file's definition, and (input, output) of its instances in their order."""
-    content = read_json(path, "splits/default lists this task")
-    if not isinstance(content, dict):
-        raise RecipeError(f"{path}: a JSON object is expected")
-    task = Record(str(path), content)
-    rows = [(instance.field("input", str), _first(instance, "output")) for instance in task.records("Instances")]
-    return _first(task, "Definition"), rows
 
 
 def _first(record: Record, name: str) -> str:

@@ -1,10 +1,10 @@
 """The user's own data: a folder with a file or a folder per client, or one file and a partitioner.
 
-`forms` has what a row may look like, `sources` where rows may lie; here they are held out and dealt.
+`forms` has what a row may look like, `files` how it is read; here rows are found, held out and dealt.
 """
 
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,14 +17,17 @@ from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, OwnData, TaskData, who_holds
 from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, share_of
-from fedseed.tasks.files import Record, read_text
+from fedseed.tasks.files import ENDINGS, Record, each_row, hub_rows, is_hub_name, is_saved, read_text
 from fedseed.tasks.forms import TEXT, Reader, SourceLine, Style, Template, ToLabel, finisher, repeated
-from fedseed.tasks.hub import hub_rows, is_hub_name, is_saved
 from fedseed.tasks.partition import IID, AnyPartition, ByField
-from fedseed.tasks.sources import HINT, clients_in, each_row, own_place, sources_in
 
 DEFAULT_CLIENTS = 5
 HELD_OUT = 1  # separates the draw of held-out examples from that of a partition
+CLIENT_ENDINGS = tuple(ending for ending in ENDINGS if ending != ".json")  # .json is often something else's settings
+HINT = (
+    "give a folder with a file (.jsonl, .csv, .tsv or .parquet) or a folder for each client, one such file, a saved "
+    'data set, or its name on the hub, such as "owner/name" (see docs/data.md)'
+)
 
 
 @dataclass(frozen=True)
@@ -88,19 +91,15 @@ class FilesTask(Task):
     seed: Seed = 0
 
     def load(self) -> TaskData:
-        place = self._place()
-        parties, aside = self._parties(place)
-        data = self._load(parties, dealt=not self._is_folder(place))
-        if aside:
-            note = f"left aside, for it is no client's: {', '.join(aside)}"
-            data = replace(data, notes=(note, *data.notes))
-        self._check_held_out(data)
-        return data
+        parties, aside = self._parties(self._place())
+        data = self._held_out(self._load(parties))
+        note = f"left aside, for it is no client's: {', '.join(aside)}"
+        return replace(data, notes=(note, *data.notes)) if aside else data
 
     def client_names(self) -> list[str] | None:
         """The files' (or folders') names in a folder; of one file by their numbers, or the values of a field."""
         place = self._place()
-        if self._is_folder(place):
+        if place.is_dir() and not is_saved(place):
             return [party.name for party in self._parties(place)[0]]
         return names_dealt(self.partition or IID(), self.clients, DEFAULT_CLIENTS)
 
@@ -117,17 +116,15 @@ class FilesTask(Task):
         if theirs is None:
             return super().load_evaluation(names)
         needed = not self.evaluation_file or self.validation
-        data = self._load(theirs if needed else [], partly=True)
-        self._check_held_out(data)
+        data = self._held_out(self._load(theirs if needed else [], partly=True))
         alone = f"evaluated on what {', '.join(sorted(names))} holds out, not the other clients"
-        notes = (alone,) if not self.evaluation_file else ()
-        return replace(data, clients=(), notes=notes)
+        return replace(data, clients=(), notes=() if self.evaluation_file else (alone,))
 
     def load_party(self, name: str, number: int = 0) -> TaskData:
         """All that `path` has as the data of one client; see `read_own`."""
         place = self._place()
         other = Path(self.evaluation_file).expanduser().resolve() if self.evaluation_file else None
-        places = [place] if self._is_named(place) else [p for p in sources_in(place) if p.resolve() != other]
+        places = [path for path in _sources(place) if path.resolve() != other]
         if not places:
             raise RecipeError(f'task.path = "{self.path}": the folder has no file with data; {HINT}')
         return self._load([Party(name, places, number)], partly=True)
@@ -141,9 +138,9 @@ class FilesTask(Task):
     def names_here(self) -> list[str] | None:
         """The files' (or folders') names in a folder, as far as it lies here; one file is the same everywhere."""
         place = Path(self.path).expanduser()
-        if self.path and self._is_folder(place):
+        if self.path and place.is_dir() and not is_saved(place):
             return [party.name for party in self._parties(place)[0]]
-        return None if self.path and (place.suffix or place.exists() or self._is_named(place)) else []
+        return None if self.path and (place.suffix or place.exists() or is_hub_name(self.path)) else []
 
     @property
     def shares_evaluation(self) -> bool:
@@ -161,9 +158,9 @@ class FilesTask(Task):
             changed.update(evaluation_file=str(file))
         if own.evaluation is not None and file is None:
             changed.update(evaluation=own.evaluation)
-        place = own_place(str(own.path or self.path), name, alone, None if file is None else Path(file))
+        changed.update(path=_own_place(str(own.path or self.path), name, alone, file))
         # what it holds out depends on its name, not on who else takes part
-        data = read_own(place, FilesTask.model_validate(changed), name, zlib.crc32(name.encode()) >> 1)
+        data = FilesTask.model_validate(changed).load_party(name, zlib.crc32(name.encode()) >> 1)
         notes = [*data.notes, *([] if self.shares_evaluation else [f"{len(data.evaluation['']):,} held-out examples"])]
         return replace(data, notes=tuple(f"{name}: {note}" for note in notes))
 
@@ -178,33 +175,24 @@ class FilesTask(Task):
         if not self.path.strip():
             raise RecipeError(f'task.path = "{self.path}": it is empty; {HINT}, or, over a network, join --data')
         place = Path(self.path).expanduser()
-        if not place.exists() and not self._is_named(place):
+        if not place.exists() and not is_hub_name(self.path):
             raise RecipeError(f'task.path = "{self.path}": there is no such file or folder; {HINT}')
-        if self.evaluation_split and not self._is_named(place) and not is_saved(place):
+        if self.evaluation_split and place.exists() and not is_saved(place):
             raise RecipeError(
                 f'task.evaluation_split = "{self.evaluation_split}": task.path = "{self.path}" is no data set with '
                 "parts; give task.evaluation_file"
             )
         return place
 
-    def _is_named(self, place: Path) -> bool:
-        """Whether the path is a name on the hub."""
-        return not place.exists() and is_hub_name(self.path)
-
-    def _is_folder(self, place: Path) -> bool:
-        """Whether the path is a folder with the clients' files."""
-        return place.is_dir() and not is_saved(place)
-
     def _parties(self, place: Path) -> tuple[list[Party], list[str]]:
         """Whose data lies where (one without a name: it is dealt), and what in the folder is nobody's."""
-        if not self._is_folder(place):
+        if not place.is_dir() or is_saved(place):
             return [Party("", [place], 0)], []
         wanted = f'task.path = "{self.path}"'
         for name in ("clients", "partition", "label_field"):
             if getattr(self, name) is not None:
                 raise RecipeError(f"task.{name}: {wanted} is a folder, and each file in it is a client; leave it out")
-        evaluation = Path(self.evaluation_file).expanduser() if self.evaluation_file else None
-        clients, aside = clients_in(place, evaluation)
+        clients, aside = _clients_in(place, self.evaluation_file)
         if not clients:
             found = ", ".join(sorted(file.name for file in place.iterdir())[:6]) or "nothing"
             raise RecipeError(f"{wanted}: the folder has no file for a client (it has {found}); {HINT}")
@@ -212,26 +200,19 @@ class FilesTask(Task):
 
     def _theirs(self, names: Collection[str]) -> list[Party] | None:
         """The parties with these names; None: of one file, or all of them."""
-        place = self._place()
-        if not self._is_folder(place):
-            return None
-        parties, _ = self._parties(place)
+        parties, _ = self._parties(self._place())
         theirs = [party for party in parties if party.name in names]
-        return None if len(theirs) == len(parties) else theirs
+        return None if len(theirs) == len(parties) or not parties[0].name else theirs
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def _load(
-        self, parties: Sequence[Party], with_evaluation_file: bool = True, partly: bool = False, dealt: bool = False
-    ) -> TaskData:
-        """Read some parties' files, and the evaluation file if there is one; deal out the one party's if `dealt`.
+    def _load(self, parties: Sequence[Party], with_evaluation_file: bool = True, partly: bool = False) -> TaskData:
+        """Read some parties' files, and the evaluation file if there is one; what has no name is dealt out.
 
         `partly`: other clients' files are not known, so what depends on them must be in the settings.
         """
         reader = Reader(self._style(), self.fields)
-        lines = [
-            [line for place in party.places for line in reader.read(self._rows(place, self.split))] for party in parties
-        ]
+        lines = [[x for place in party.places for x in reader.read(self._rows(place, self.split))] for party in parties]
         test: list[SourceLine] = []
         if self.evaluation_file and with_evaluation_file:
             test = reader.read(each_row(Path(self.evaluation_file).expanduser(), self.split))
@@ -246,19 +227,21 @@ class FilesTask(Task):
         finish = finisher(every, self.labels or ())
         share = 0.0 if self.evaluation_file or self.evaluation_split else self.evaluation
         validation: list[SourceLine] = []
-        training: list[list[SourceLine]] = []
+        rest: list[SourceLine] = []
+        clients: list[ClientData] = []
         for party, part in zip(parties, lines, strict=True):
-            rest, held, chosen = self._hold_out(part, share, party)
-            training.append(rest)
-            test = [*test, *held]
-            validation += chosen
-        if dealt:
-            clients = self._deal(training[0], finish)
-        else:
-            clients = [
-                ClientData(party.name, [finish(line.made) for line in part])
-                for party, part in zip(parties, training, strict=True)
-            ]
+            spare = len(part) - 1  # of each share one at least, as far as they go round
+            if spare < 0:
+                raise RecipeError(f"{', '.join(map(str, party.places))}: none of its examples has anything to answer")
+            order = permutation(self.seed, Domain.PARTITION, len(part), HELD_OUT + party.number).tolist()
+            held = min(spare, share_of(share, len(part)))
+            end = held + min(spare - held, share_of(self.validation, len(part)))
+            chosen = [[part[i] for i in sorted(which)] for which in (order[end:], order[:held], order[held:end])]
+            rest += chosen[0]
+            test = [*test, *chosen[1]]
+            validation += chosen[2]
+            examples = [finish(line.made) for line in chosen[0]]
+            clients += [ClientData(party.name, examples)] if party.name else self._deal(chosen[0], examples)
         kept = [finish(line.made) for line in validation]
         evaluation = kept if self.evaluate_on == "validation" else [finish(line.made) for line in test]
         scores = () if reader.form is TEXT else TaskData.scores  # nothing is asked that could be answered
@@ -270,8 +253,8 @@ class FilesTask(Task):
             *reader.notes(),
             f"{sum(sizes):,} training{held_out or ' examples'} ({form})",
             *([] if len(sizes) == 1 else [who_holds(sizes)]),
-            *repeated([line for part in training for line in part], validation, "validation"),
-            *repeated([line for part in training for line in part], test, "held-out"),
+            *repeated(rest, validation, "validation"),
+            *repeated(rest, test, "held-out"),
         ]
         return replace(data, notes=tuple(notes))
 
@@ -286,32 +269,20 @@ class FilesTask(Task):
         return Style(self.template, chat, tuple(self.labels or ()))
 
     def _rows(self, place: Path, split: str) -> Iterable[Record | RecipeError]:
-        return hub_rows(self.path, split, self.config, HINT) if self._is_named(place) else each_row(place, split)
+        named = not place.exists() and is_hub_name(str(place))
+        return hub_rows(str(place), split, self.config, HINT) if named else each_row(place, split)
 
-    def _check_held_out(self, data: TaskData) -> None:
-        """Whether there is something to evaluate on. Raises RecipeError."""
+    def _held_out(self, data: TaskData) -> TaskData:
+        """The same data. Raises RecipeError if there is nothing to evaluate on."""
         if not data.evaluation[""]:
             key = "validation" if self.evaluate_on == "validation" else "evaluation"
             raise RecipeError(
                 f'task.path = "{self.path}": nothing is held out to evaluate on; raise task.{key}, '
                 "or give task.evaluation_file"
             )
+        return data
 
-    def _hold_out(
-        self, lines: list[SourceLine], share: float, party: Party
-    ) -> tuple[list[SourceLine], list[SourceLine], list[SourceLine]]:
-        """Lines for training, evaluation and validation; one at least of each share, as far as they go round."""
-        order = permutation(self.seed, Domain.PARTITION, len(lines), HELD_OUT + party.number).tolist()
-        spare = len(lines) - 1
-        if spare < 0:
-            raise RecipeError(f"{', '.join(map(str, party.places))}: none of its examples has anything to answer")
-        held = min(spare, share_of(share, len(lines)))
-        chosen = min(spare - held, share_of(self.validation, len(lines)))
-        parts = order[held + chosen :], order[:held], order[held : held + chosen]
-        training, evaluation, validation = ([lines[i] for i in sorted(part)] for part in parts)
-        return training, evaluation, validation
-
-    def _deal(self, lines: Sequence[SourceLine], finish: Callable[[Any], Any]) -> list[ClientData]:
+    def _deal(self, lines: Sequence[SourceLine], examples: Sequence[Any]) -> list[ClientData]:
         partition = self.partition or IID()
         field = partition.field if isinstance(partition, ByField) else self.label_field
         if field is None and partition.kind == "dirichlet" and isinstance(lines[0].made, Example):
@@ -326,8 +297,60 @@ class FilesTask(Task):
                 return line.made.options[line.made.gold].strip()
             return line.made.label if isinstance(line.made, ToLabel) else ""
 
-        rows = [Labelled(finish(line.made), label_of(line)) for line in lines]
+        rows = [Labelled(example, label_of(line)) for example, line in zip(examples, lines, strict=True)]
         return deal_clients(rows, partition, self.clients, DEFAULT_CLIENTS, self.seed)
+
+
+def _sources(place: Path) -> list[Path]:
+    """The files and saved data sets of a folder that is one client's, in order; else the place itself."""
+    if not place.is_dir() or is_saved(place):
+        return [place]
+    return [file for file in sorted(place.iterdir()) if file.suffix in CLIENT_ENDINGS or is_saved(file)]
+
+
+def _clients_in(folder: Path, besides: str | Path | None) -> tuple[dict[str, list[Path]], list[str]]:
+    """A folder's clients with their files, by name: a file each, or a folder each where there is no such file.
+
+    Also returns the names of what looks like data but belongs to none; `besides` is left out. Raises RecipeError if two
+    clients have the same name.
+    """
+    other = Path(besides).expanduser().resolve() if besides else None
+    found = (entry for entry in sorted(folder.iterdir()) if not entry.name.startswith("."))
+    entries = [entry for entry in found if entry.resolve() != other]
+    files = [entry for entry in entries if entry.is_file() and entry.suffix in CLIENT_ENDINGS]
+    folders = [entry for entry in entries if entry.is_dir() and _sources(entry)]
+    chosen = files or folders
+    clients: dict[str, list[Path]] = {}
+    for entry in chosen:
+        name = entry.stem if entry in files else entry.name
+        if name in clients:
+            raise RecipeError(f'{folder}: two files are for the client "{name}": {clients[name][0].name}, {entry.name}')
+        clients[name] = _sources(entry)
+    aside = [entry.name for entry in entries if entry not in chosen and (entry.suffix == ".json" or entry in folders)]
+    return clients, aside
+
+
+def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) -> str:
+    """The file, folder or data set that is a party's own; in a folder what is called like it is its only one.
+
+    `alone`: all that lies there is the party's own; otherwise it is a folder that parties share.
+    """
+    if not path:
+        raise RecipeError(
+            f"{name}: where is its data? `fedseed join --data FILE` says it; in one process task.path, a folder with a "
+            "file for each client"
+        )
+    place = Path(path).expanduser()
+    if not place.is_dir() or is_saved(place):
+        if not alone:
+            raise RecipeError(f'data of {name}: "{path}": a folder with a file for each client is expected')
+        return path
+    clients, _ = _clients_in(place, besides)
+    if name in clients:
+        return str(place / name if (place / name).is_dir() else clients[name][0])
+    if not alone:
+        raise RecipeError(f'data of {name}: "{path}": the folder has no file or folder of this name')
+    return path
 
 
 def read_own(path: str | Path, settings: FilesTask | None = None, name: str = "own", number: int = 0) -> TaskData:

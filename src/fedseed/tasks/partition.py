@@ -24,6 +24,19 @@ Partition = list[list[int]]
 class _Partitioner(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    def deal(self, labels: Sequence[Hashable], clients: int, seed: int) -> Partition:
+        """Indices of each client's examples, ascending.
+
+        Args:
+            labels: each example's.
+            clients: how many.
+            seed: draws the partition.
+
+        Raises:
+            RecipeError: the partition is not possible.
+        """
+        raise NotImplementedError
+
 
 class IID(_Partitioner):
     """Examples dealt in random order, as evenly as can be."""
@@ -31,7 +44,6 @@ class IID(_Partitioner):
     kind: Literal["iid"] = "iid"
 
     def deal(self, labels: Sequence[Hashable], clients: int, seed: int) -> Partition:
-        """Indices of each client's examples, ascending."""
         _enough(len(labels), clients, 1)
         order = permutation(seed, Domain.PARTITION, len(labels)).tolist()
         return [sorted(order[i::clients]) for i in range(clients)]
@@ -50,13 +62,11 @@ class Dirichlet(_Partitioner):
     minimum: NonNegativeInt = 1
 
     def deal(self, labels: Sequence[Hashable], clients: int, seed: int) -> Partition:
-        """Indices of each client's examples, ascending.
-
-        Raises:
-            RecipeError: no draw gives every client its minimum.
-        """
         _enough(len(labels), clients, self.minimum)
-        groups = _groups(labels)
+        by_label: dict[Hashable, list[int]] = {}  # in the order of their first appearance
+        for index, label in enumerate(labels):
+            by_label.setdefault(label, []).append(index)
+        groups = list(by_label.values())
         fewest = 0
         for attempt in range(ATTEMPTS):
             dealt: Partition = [[] for _ in range(clients)]
@@ -104,7 +114,6 @@ class Quantity(_Partitioner):
     minimum: NonNegativeInt = 1
 
     def deal(self, labels: Sequence[Hashable], clients: int, seed: int) -> Partition:
-        """Indices of each client's examples, ascending. Raises RecipeError as `Dirichlet` does."""
         order = permutation(seed, Domain.PARTITION, len(labels)).tolist()
         sizes = Dirichlet(alpha=self.alpha, minimum=self.minimum).deal([0] * len(labels), clients, seed)
         return [sorted(order[i] for i in mine) for mine in sizes]
@@ -127,11 +136,7 @@ class ByField(_Partitioner):
     leave_out: list[str] = []
 
     def deal(self, labels: Sequence[Hashable], clients: int | None, seed: int) -> Partition:
-        """Indices of each client's examples, in the order of the values; `clients`: None, or at most their number.
-
-        Raises:
-            RecipeError: `clients` is more.
-        """
+        """As elsewhere, in the order of the values; `clients`: None, or at most their number."""
         values = sorted({str(label) for label in labels} - set(self.leave_out))
         if clients is not None and clients > len(values):
             raise RecipeError(
@@ -149,14 +154,6 @@ class ByField(_Partitioner):
 
 
 AnyPartition = Annotated[IID | Dirichlet | Quantity | ByField, Field(discriminator="kind")]
-
-
-def _groups(labels: Sequence[Hashable]) -> list[list[int]]:
-    """Indices by label, labels in the order of their first appearance."""
-    groups: dict[Hashable, list[int]] = {}
-    for index, label in enumerate(labels):
-        groups.setdefault(label, []).append(index)
-    return list(groups.values())
 
 
 def _enough(examples: int, clients: PositiveInt, each: int) -> None:

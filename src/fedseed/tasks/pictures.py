@@ -1,17 +1,34 @@
-"""Tasks of pictures: splitting off a validation set and dealing the rest to clients by class."""
+"""Pictures: CIFAR-10 and CIFAR-100 from their original files, and scikit-learn's digits, the offline stand-in.
+
+Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009: 32 x 32 pixels in colour, in the binary
+version. A record is a byte for each label, then all red values row by row, green and blue. The python version is not
+read: a pickle runs what it names.
+
+Alpaydin, Kaynak: "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998: 8 x 8 pixels; the
+1,797 images that scikit-learn carries.
+"""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, to_install
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import Picture
 from fedseed.tasks.dealt import DealtTask, Labelled, Parts
+from fedseed.tasks.files import data_folder, read_text
 
-TRAIN, TEST = 0, 1  # separate the permutations of the two parts
+SIDE = 32  # pixels of CIFAR's
+SHARE_SEED = 8  # of the images' order; fixed, so that the base's images are the same for everybody
+SIZE = 1797
+TEST = 400  # the first so many images of the order
+BASE_CLASSES = (0, 1, 2, 3, 4)  # what the base "digits" was pre-trained on
+BASE = 500  # the last so many images of the order belong to it: no client and no test has them
 
 
 class PictureTask(DealtTask):
@@ -39,7 +56,7 @@ class PictureTask(DealtTask):
 
     def parts(self) -> Parts:
         train, test, classes = self.read()
-        order = permutation(self.seed, Domain.PARTITION, len(train), TRAIN).tolist()
+        order = permutation(self.seed, Domain.PARTITION, len(train), 0).tolist()
         wanted = len(order) if self.examples is None else self.validation + self.examples
         if wanted > len(order) or self.validation >= wanted:
             raise RecipeError(
@@ -48,10 +65,144 @@ class PictureTask(DealtTask):
             )
         held = [train[i] for i in sorted(order[self.validation : wanted])]
         validation = [train[i].example for i in order[: self.validation]]
-        drawn = permutation(self.seed, Domain.PARTITION, len(test), TEST)[: self.evaluation].tolist()
+        drawn = permutation(self.seed, Domain.PARTITION, len(test), 1)[: self.evaluation].tolist()
         evaluation = [test[i] for i in sorted(drawn)]
         about = (
             f"{len(held):,} training and {len(validation):,} validation pictures of {len(order):,} in the train part, "
             f"{len(evaluation):,} test pictures of {len(test):,}, {len(classes)} classes"
         )
         return Parts(held, validation, {"": evaluation}, [about], classes)
+
+
+class CIFAR(PictureTask):
+    """Settings that both data sets share: those of `PictureTask`, and the files.
+
+    Args:
+        path: a folder with the files of the binary version, or one that holds that.
+    """
+
+    path: str
+
+    archive: ClassVar[str]  # the folder of the binary version
+    train_files: ClassVar[Sequence[str]]
+    test_file: ClassVar[str]
+    labels: ClassVar[Mapping[str, str]]  # a record's, in their order: the file of names
+
+    def read(self) -> tuple[list[Labelled], list[Picture], tuple[str, ...]]:
+        hint = f"give {self.archive} of www.cs.toronto.edu/~kriz/cifar.html (the binary version)"
+        folder = data_folder(self.path, hint)
+        folder = folder / self.archive if (folder / self.archive).is_dir() else folder
+        if not (folder / self.test_file).is_file():
+            raise RecipeError(f'task.path = "{self.path}": the folder has no {self.test_file}; {hint}')
+        texts = {field: read_text(folder / file) for field, file in self.labels.items()}
+        names = {field: [line.strip() for line in text.split("\n") if line.strip()] for field, text in texts.items()}
+        by = next((field for field in self.fields if self.dealt_by(field)), "class")
+        train = [
+            Labelled(Picture(pixels, labels["class"]), names[by][labels[by]])
+            for name in self.train_files
+            for pixels, labels in self._records(folder / name, names)
+        ]
+        test = [Picture(pixels, labels["class"]) for pixels, labels in self._records(folder / self.test_file, names)]
+        return train, test, tuple(names["class"])
+
+    def _records(
+        self, path: Path, names: Mapping[str, Sequence[str]]
+    ) -> Iterator[tuple[NDArray[np.uint8], dict[str, int]]]:
+        """Returns the pictures of a file, each with a label's number by field."""
+        width = len(self.labels) + 3 * SIDE * SIDE
+        try:
+            data = np.frombuffer(path.read_bytes(), np.uint8)
+        except OSError as error:
+            raise RecipeError(f"{path}: can't be read: {error.strerror}") from error
+        if not len(data) or len(data) % width:
+            raise RecipeError(f"{path}: {len(data):,} bytes are not whole records of {width:,}; get the file anew")
+        for number, record in enumerate(data.reshape(-1, width), 1):
+            labels = dict(zip(self.labels, record[: len(self.labels)].tolist(), strict=True))
+            for field, label in labels.items():
+                if label >= len(names[field]):
+                    raise RecipeError(
+                        f"{path} record {number}: {field} is a number from 0 to {len(names[field]) - 1}, not {label}"
+                    )
+            yield record[len(self.labels) :].reshape(3, SIDE, SIDE).transpose(1, 2, 0), labels
+
+
+class CIFAR10Task(CIFAR):
+    """Settings of the "cifar10" task: those of `CIFAR`."""
+
+    name: Literal["cifar10"] = "cifar10"
+    about: ClassVar[str] = "CIFAR-10 (32 x 32 pixels, 10 classes) from its binary version"
+    archive: ClassVar[str] = "cifar-10-batches-bin"
+    train_files: ClassVar[Sequence[str]] = tuple(f"data_batch_{n}.bin" for n in range(1, 6))
+    test_file: ClassVar[str] = "test_batch.bin"
+    labels: ClassVar[Mapping[str, str]] = {"class": "batches.meta.txt"}
+
+
+class CIFAR100Task(CIFAR):
+    """Settings of the "cifar100" task: those of `CIFAR`; `partition.field` may also be "superclass" (20 clients)."""
+
+    name: Literal["cifar100"] = "cifar100"
+    about: ClassVar[str] = "CIFAR-100 (32 x 32 pixels, 100 classes) from its binary version"
+    fields: ClassVar[tuple[str, ...]] = ("class", "superclass")
+    archive: ClassVar[str] = "cifar-100-binary"
+    train_files: ClassVar[Sequence[str]] = ("train.bin",)
+    test_file: ClassVar[str] = "test.bin"
+    labels: ClassVar[Mapping[str, str]] = {"superclass": "coarse_label_names.txt", "class": "fine_label_names.txt"}
+
+
+def images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """All of scikit-learn's images in a fixed random order, and their digits.
+
+    Returns:
+        uint8, shape (1797, 8, 8, 1), from 0 (paper) to 255 (ink); int64, shape (1797,).
+
+    Raises:
+        RecipeError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise RecipeError(
+            f'task.name = "digits": it needs scikit-learn, which carries the images: {to_install("digits")}'
+        ) from error
+    pixels, labels = load_digits(return_X_y=True)
+    order = permutation(SHARE_SEED, Domain.PARTITION, len(labels))
+    sixteenths: NDArray[Any] = pixels.reshape(-1, 8, 8, 1)[order]
+    return ((sixteenths * 255 + 8) // 16).astype(np.uint8), labels[order].astype(np.int64)
+
+
+def digit_pictures(classes: Sequence[int], start: int = 0, stop: int = -BASE) -> list[Picture]:
+    """Images of some digits, labelled by the digit's place in `classes`.
+
+    Args:
+        classes: the digits.
+        start: the first image of the fixed order.
+        stop: one past the last; by default all but the base's own.
+    """
+    pixels, labels = images()
+    mine = [i for i in range(*slice(start, stop).indices(len(labels))) if labels[i] in classes]
+    return [Picture(pixels[i], classes.index(int(labels[i]))) for i in mine]
+
+
+def pictures_of_base() -> list[Picture]:
+    """The images that the base "digits" is pre-trained on: those of its classes in the part that is its own."""
+    return digit_pictures(BASE_CLASSES, -BASE, SIZE)
+
+
+class DigitsTask(PictureTask):
+    """Settings of the "digits" task: those of `PictureTask`, and the classes.
+
+    Args:
+        classes: the digits that are told apart; images of others are left out.
+    """
+
+    name: Literal["digits"] = "digits"
+    about: ClassVar[str] = "scikit-learn's handwritten digits (8 x 8 pixels), for vision without a download"
+    classes: list[int] = Field(default_factory=lambda: list(range(10)))
+    validation: NonNegativeInt = 200
+
+    def read(self) -> tuple[list[Labelled], list[Picture], tuple[str, ...]]:
+        wanted = set(self.classes)
+        if not 2 <= len(self.classes) == len(wanted) or not wanted <= set(range(10)):
+            raise RecipeError(f"task.classes = {self.classes}: two or more different digits from 0 to 9 are needed")
+        train = [Labelled(p, str(self.classes[p.label])) for p in digit_pictures(self.classes, TEST)]
+        return train, digit_pictures(self.classes, 0, TEST), tuple(map(str, self.classes))

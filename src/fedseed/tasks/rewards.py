@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.registry import Registry, load_module, one_line, resolve
+from fedseed.registry import INCIDENTAL, Registry, load_module, one_line, resolve
 from fedseed.tasks import metrics
 from fedseed.tasks.data import Example
 
@@ -40,10 +40,10 @@ class RewardSettings(BaseModel):
     name: str | None = None
     function: str | None = None
     max_new_tokens: PositiveInt = 32
-    seconds: PositiveFloat = 60.0
+    seconds: Annotated[PositiveFloat, INCIDENTAL] = 60.0
 
     def problem(self) -> str | None:
-        """What is wrong with the table, key and value included; None: nothing."""
+        """Returns what is wrong with the table, with key and value; None if nothing is."""
         if (self.name is None) == (self.function is None):
             return "reward: give name or function, one of them"
         if self.name is not None and REGISTRY.find(self.name) is None:
@@ -55,11 +55,11 @@ class RewardSettings(BaseModel):
 
     @property
     def about(self) -> str:
-        """What errors call the function."""
+        """Returns what errors call the function."""
         return self.name or str(self.function)
 
     def load(self) -> Reward:
-        """The function. Raises RecipeError if its file can't be run, or has no such function."""
+        """Returns the function. Raises RecipeError if its file can't be run, or has no such function."""
         if self.name is not None:
             return REGISTRY.get(self.name)
         source, _, name = str(self.function).rpartition(":")
@@ -70,18 +70,18 @@ class RewardSettings(BaseModel):
 
 
 def placed(function: str, folder: Path | None) -> str:
-    """The same function with its file's absolute path; a relative one begins at `folder` (None: where we work)."""
+    """Returns the function with its file's absolute path; a relative one begins at `folder` (None: where we work)."""
     source, _, name = function.rpartition(":")
     return f"{resolve(source, folder)}:{name}"
 
 
 class Judge:
-    """A reward function, watched.
+    """A reward function, with a time limit and checks of what it returns.
 
     Args:
         function: the reward.
         about: what errors call it.
-        seconds: what it may take for one answer.
+        seconds: how long it may take for one answer.
     """
 
     def __init__(self, function: Reward, about: str = "", seconds: float = 60.0) -> None:
@@ -91,7 +91,7 @@ class Judge:
         self._warned = False
 
     def __call__(self, examples: Sequence[Example], answers: Sequence[str]) -> list[float]:
-        """Each answer's reward; NaN where it is not finite, which is said once.
+        """Returns each answer's reward; NaN where it is not finite, which is logged once.
 
         Raises:
             FedseedError: the function raised, returned no number, or took too long; names the example.
@@ -109,7 +109,7 @@ class Judge:
             finally:
                 done.set()
 
-        # in a thread, which alone can be left where it hangs; a daemon, so that it does not outlive the process
+        # in a thread, as only that can be left where it hangs; a daemon, so that it does not outlive the process
         threading.Thread(target=work, name="reward", daemon=True).start()
         before = 0
         while not done.wait(self.seconds):
@@ -148,7 +148,7 @@ def _short(value: Any) -> str:
 
 
 def _by(metric: str) -> Reward:
-    """A metric of `fedseed.tasks.metrics`, of one answer, from 0 to 1."""
+    """Returns the reward that is a metric of `fedseed.tasks.metrics`, of one answer, from 0 to 1."""
     score = metrics.SCORES[metric]
 
     def reward(prompt: str, answer: str, example: Example) -> float:

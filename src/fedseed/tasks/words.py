@@ -1,11 +1,21 @@
 """Reviews in a closed world of words: offline classification that the base "words" can nearly do.
 
 Asked as MeZO asks (the review, a few words, then a word for each class), the base is right half of the time, though it
-knows the answers: what is to be learnt is how it is asked.
+knows the answers: what is to be learnt is how it is asked. Reviews have nouns of four topics, qualities that please or
+displease, and what is said of them:
+
+    soup very tasty , waiter rude and spoon round .
+
+A review's feeling is the sign of what its qualities add up to: +1 for one that pleases, -1 for one that does not, 0 for
+one that does neither; "very" doubles it, "not" turns it round. Its topic is that of most of its nouns. Both are known
+when a review is written, so nobody has to label anything.
 """
 
-from collections.abc import Callable, Sequence
+import random
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
@@ -13,7 +23,80 @@ from pydantic import Field, PositiveInt, field_validator
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import NextWord
 from fedseed.tasks.dealt import DealtTask, Labelled, Parts
-from fedseed.tasks.review_text import TOPICS, Review, reviews
+
+_WORDS = tomllib.loads(resources.files(__package__).joinpath("review_words.toml").read_text(encoding="utf-8"))
+TOPICS: Mapping[str, Sequence[str]] = _WORDS["topics"]
+GOOD, BAD, PLAIN = _WORDS["good"], _WORDS["bad"], _WORDS["plain"]
+JOINTS = (",", "and", "but")
+FEELINGS = ("bad", "good")
+NOUNS = tuple(noun for nouns in TOPICS.values() for noun in nouns)
+
+
+@dataclass(frozen=True)
+class Review:
+    """A review, and what is true of it.
+
+    Args:
+        text: ends with a full stop.
+        topic: a number, in the order of `TOPICS`.
+        good: whether its feeling is a good one.
+    """
+
+    text: str
+    topic: int
+    good: bool
+
+
+def write_review(rng: random.Random) -> Review:
+    """A review of three clauses about two or three nouns of one topic, whose qualities lean to one side."""
+    while True:
+        topic, wanted = rng.randrange(len(TOPICS)), rng.random() < 0.5
+        names = list(TOPICS)
+        nouns = rng.sample(TOPICS[names[topic]], 3)
+        if rng.random() < 0.5:  # one in two reviews strays from its topic with one of them
+            other = rng.choice([name for number, name in enumerate(names) if number != topic])
+            nouns[rng.randrange(3)] = rng.choice(TOPICS[other])
+        clauses, total = [], 0
+        for noun in nouns:
+            words, value = _quality(rng, wanted)
+            clauses.append(f"{noun} {words}")
+            total += value
+        if total and (total > 0) == wanted:
+            first, second = rng.choice(JOINTS), rng.choice(JOINTS)
+            return Review(f"{clauses[0]} {first} {clauses[1]} {second} {clauses[2]} .", topic, wanted)
+
+
+def _quality(rng: random.Random, wanted: bool) -> tuple[str, int]:
+    """The words about a noun, and what they add to the review's feeling."""
+    drawn = rng.random()
+    if drawn < 0.2:
+        return rng.choice(PLAIN), 0
+    pleases = wanted if drawn < 0.75 else not wanted
+    turned = rng.random()
+    if turned < 0.2:  # "not rude" pleases
+        return f"not {rng.choice(BAD if pleases else GOOD)}", 1 if pleases else -1
+    word = rng.choice(GOOD if pleases else BAD)
+    value = 1 if pleases else -1
+    return (f"very {word}", 2 * value) if turned < 0.4 else (word, value)
+
+
+def reviews(seed: int | str, count: int, leave_out: Sequence[Review] = ()) -> list[Review]:
+    """So many reviews with different texts; a longer list of the same seed begins with a shorter one.
+
+    Args:
+        seed: of the sequence.
+        count: how many.
+        leave_out: reviews whose texts are not to be among them.
+    """
+    rng = random.Random(f"fedseed-reviews/{seed}")
+    found: dict[str, Review] = {}
+    avoided = {review.text for review in leave_out}
+    while len(found) < count:
+        review = write_review(rng)
+        if review.text not in avoided:
+            found.setdefault(review.text, review)
+    return list(found.values())
+
 
 FamilyName = Literal["feeling", "topic"]
 
@@ -75,7 +158,9 @@ class WordsTask(DealtTask):
     def parts(self) -> Parts:
         """Test and validation reviews do not depend on `examples`."""
         sizes = self.evaluation, self.validation, self.examples
-        rows = self._asked(reviews(self.seed, sum(sizes)))
+        texts = reviews(self.seed, sum(sizes))
+        names = [self.families[number % len(self.families)] for number in range(len(texts))]  # in turn
+        rows = [(name, FAMILIES[name].example(review)) for name, review in zip(names, texts, strict=True)]
         test, validation, train = rows[: sizes[0]], rows[sizes[0] : sizes[0] + sizes[1]], rows[sizes[0] + sizes[1] :]
         if self.scrambled:
             train = self._scrambled(train)
@@ -93,11 +178,6 @@ class WordsTask(DealtTask):
         if len(self.families) > 1:
             sets |= {f"{family}_": [one for name, one in rows if name == family] for family in self.families}
         return {prefix: found for prefix, found in sets.items() if found}
-
-    def _asked(self, texts: Sequence[Review]) -> list[tuple[FamilyName, NextWord]]:
-        """Each review with a question, of the families in turn."""
-        names = [self.families[number % len(self.families)] for number in range(len(texts))]
-        return [(name, FAMILIES[name].example(review)) for name, review in zip(names, texts, strict=True)]
 
     def _scrambled(self, rows: Sequence[tuple[FamilyName, NextWord]]) -> list[tuple[FamilyName, NextWord]]:
         """The same reviews and the same answers, but whose is whose is drawn within each family."""

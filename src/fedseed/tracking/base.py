@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedseed.errors import RecipeError, to_install
 from fedseed.registry import one_line
+from fedseed.text import flat
 
 MetricsLine = Mapping[str, Any]
 
@@ -141,26 +142,15 @@ class Trackers:
 
 def scalars(line: MetricsLine) -> dict[str, float]:
     """Returns a line's numbers by name: tables are flattened ("seconds.local"), of lists their length counts."""
-    found: dict[str, float] = {}
-    for key, value in line.items():
-        if isinstance(value, Mapping):
-            found.update({f"{key}.{name}": number for name, number in scalars(value).items()})
-        elif isinstance(value, list):
-            found[key] = len(value)
-        elif isinstance(value, int | float):
-            found[key] = value
-    return found
+    numbers = {key: len(value) if isinstance(value, list) else value for key, value in flat(line).items()}
+    return {key: value for key, value in numbers.items() if isinstance(value, int | float)}
 
 
-def flat(table: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
-    """Returns a nested table with one level: {"method": {"name": "ferret"}} becomes {"method.name": "ferret"}.
+def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a recipe's tables as parameters with dotted names: lists become texts."""
+    return {key: str(value) if isinstance(value, list | tuple) else value for key, value in flat(config).items()}
 
-    Lists become texts, None is left out.
-    """
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            found.update({f"{key}{separator}{name}": inner for name, inner in flat(value, separator).items()})
-        elif value is not None:
-            found[key] = str(value) if isinstance(value, list | tuple) else value
-    return found
+
+def slashed(values: Mapping[str, Any], head: str = "") -> dict[str, Any]:
+    """Returns numbers by names with slashes, by which curves are grouped: "seconds.local" as "seconds/local"."""
+    return {head + name.replace(".", "/"): value for name, value in values.items()}

@@ -51,8 +51,7 @@ class CSV(Tracker):
         self._columns += new
         path = self._appender.path
         self._appender.close()
-        head: dict[str, object] = {name: name for name in self._columns}
-        write_whole(path, self._text([head, *self._rows]))
+        write_whole(path, self._text([dict(zip(self._columns, self._columns, strict=True)), *self._rows]))
         self._appender = Appender(path)
 
     def _text(self, rows: Iterable[Mapping[str, object]]) -> bytes:

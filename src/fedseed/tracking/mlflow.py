@@ -1,4 +1,4 @@
-"""MLflow: a run in an experiment, at a tracking server or in a local store (MLFLOW_TRACKING_URI)."""
+"""Logs a run to MLflow: in an experiment, at a tracking server or in a local store (MLFLOW_TRACKING_URI)."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
-from fedseed.tracking.base import Start, flat, scalars
+from fedseed.tracking.base import Start, parameters, scalars
 from fedseed.tracking.remote import RemoteTracker
 
 MOST_PARAMETERS = 100  # in one request
@@ -30,11 +30,11 @@ class MLflow(RemoteTracker):
     tags: dict[str, str] = Field(default_factory=dict)
 
     _client: Any = PrivateAttr(None)
-    _half: set[str] = PrivateAttr(default_factory=set)  # what is there of a round that was being sent at a kill
+    _half: set[str] = PrivateAttr(default_factory=set)  # names that arrived of a round that was being sent at a kill
     _half_round: int = PrivateAttr(-1)
 
     def open(self, run: Start, known: str | None) -> tuple[str, int]:
-        """Begin a new run in the experiment, or go on with the one that an earlier session began."""
+        """Begins a new run in the experiment, or goes on with the one that an earlier session began."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -42,20 +42,18 @@ class MLflow(RemoteTracker):
         if known is not None:
             self._run_id = known
             client.update_run(known, status="RUNNING")
-            self._note_half()
-            return known, self._last()
+            return known, self._note_half()
         there = client.get_experiment_by_name(self.project)
         experiment = client.create_experiment(self.project) if there is None else there.experiment_id
         tags = {"fedseed.method": run.method, **self.tags}
         made = client.create_run(experiment, run_name=self.run_name or run.title, tags=tags).info.run_id
-        values = {key: str(value)[:LONGEST_VALUE] for key, value in flat(run.config).items()}
-        parameters = [Param(_name(key), value) for key, value in values.items()]
-        for first in range(0, len(parameters), MOST_PARAMETERS):
-            client.log_batch(made, params=parameters[first : first + MOST_PARAMETERS])
+        chosen = [Param(_name(key), str(v)[:LONGEST_VALUE]) for key, v in parameters(run.config).items()]
+        for first in range(0, len(chosen), MOST_PARAMETERS):
+            client.log_batch(made, params=chosen[first : first + MOST_PARAMETERS])
         return made, -1
 
     def send(self, number: int, values: dict[str, float]) -> None:
-        """Send all numbers in one request; the round comes last, so that where it is, everything is."""
+        """Sends all numbers in one request; the round comes last, so a round that is there is there as a whole."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -78,24 +76,21 @@ class MLflow(RemoteTracker):
         self._client = None
 
     def close(self) -> None:
-        """Give a run that was stopped the status KILLED, until it goes on."""
+        """Gives a run that was stopped the status KILLED, until it goes on."""
         if self._client is not None and self._run_id:
             self._client.set_terminated(self._run_id, status="KILLED")
         self._client = None
 
-    def _last(self) -> int:
-        """The last round whose numbers are all there."""
-        return max((point.step for point in self._client.get_metric_history(self._run_id, "round")), default=-1)
-
-    def _note_half(self) -> None:
-        """Note what is there of a round that was being sent when the last session ended: not every store is whole."""
-        last = self._last()
+    def _note_half(self) -> int:
+        """Returns the last round whose numbers are all there; notes what is there of one that was being sent then."""
+        last = max((point.step for point in self._client.get_metric_history(self._run_id, "round")), default=-1)
         newest = self._client.get_run(self._run_id).data.metrics
         histories = {key: self._client.get_metric_history(self._run_id, key) for key in newest}
         self._half_round = min((p.step for points in histories.values() for p in points if p.step > last), default=-1)
         self._half = {key for key, points in histories.items() if any(p.step == self._half_round for p in points)}
+        return last
 
 
 def _name(key: str) -> str:
-    """A name as MLflow allows it."""
+    """Returns a name as MLflow allows it."""
     return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in key)

@@ -7,7 +7,7 @@ is sent twice and none is missing: what is there already, the service says.
 import json
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import PositiveInt, PrivateAttr
 
 from fedseed.durable import write_whole
-from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars
+from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars, slashed
 
 FILE = "tracking.json"
 
@@ -56,7 +56,7 @@ class RemoteTracker(Tracker):
         number = line["round"]
         if number <= self._told:
             return
-        self.send(number, {key: value for key, value in scalars(line).items() if key != "round"})
+        self.send(number, scalars({**line, "round": None}))
         self._told = number
 
     def artefacts(self, files: Sequence[Path]) -> None:
@@ -101,8 +101,3 @@ class LoggingTracker(RemoteTracker):
             made.add_file(str(file))
         with redirect_stdout(sys.stderr):  # what a package prints is not what the command prints
             self._run.log_artifact(made)
-
-
-def slashed(values: Mapping[str, Any], head: str = "") -> dict[str, Any]:
-    """Returns numbers by names with slashes, by which curves are grouped: "seconds.local" as "seconds/local"."""
-    return {head + name.replace(".", "/"): value for name, value in values.items()}

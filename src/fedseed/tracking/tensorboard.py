@@ -1,4 +1,4 @@
-"""Curves in TensorBoard: `tensorboard --logdir runs`. The package is imported when a run uses it, and not before.
+"""Writes curves for TensorBoard (`tensorboard --logdir runs`). The package is imported only when a run uses it.
 
 Event files are written with TensorBoard's own writer, so that a coordinator without torch has curves, too.
 """
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import PrivateAttr
 
 from fedseed.errors import FedseedError
-from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars
+from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars, slashed
 
 
 class TensorBoard(Tracker):
@@ -32,9 +32,9 @@ class TensorBoard(Tracker):
     _newest: int = PrivateAttr(0)
 
     def start(self, run: Start) -> None:
-        """Open the event file; of an interrupted run all is told anew, in place of what earlier files have.
+        """Opens the event file; of an interrupted run it writes all anew, in place of what earlier files have.
 
-        Which of them has a line that was written just before the run was interrupted, nobody knows.
+        Nobody knows which of them has a line that was written just before the run was interrupted.
         """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -51,16 +51,13 @@ class TensorBoard(Tracker):
             self.metrics(line)
 
     def metrics(self, line: MetricsLine) -> None:
-        """Add a point to each curve; "seconds.local" stands under "seconds/local"."""
+        """Adds a point to each curve; "seconds.local" stands under "seconds/local"."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._newest = line["round"]
-        values = [
-            Summary.Value(tag=name.replace(".", "/"), simple_value=value)
-            for name, value in scalars(line).items()
-            if name != "round"
-        ]
+        numbers = slashed(scalars({**line, "round": None}))
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self._writer.add_event(Event(wall_time=time.time(), step=line["round"], summary=Summary(value=values)))
         self._writer.flush()
 
@@ -74,13 +71,7 @@ class TensorBoard(Tracker):
 
     def _text(self, tag: str, text: str, step: int = 0) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        from tensorboard.plugins.text.summary_v2 import text_pb
 
         shown = "\n".join(f"    {line}" for line in text.splitlines())  # as code, in Markdown
-        about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-        tensor = TensorProto(dtype="DT_STRING", string_val=[shown.encode()], tensor_shape=shape)
-        value = Summary.Value(tag=f"{tag}/text_summary", metadata=about, tensor=tensor)
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=[value])))
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=text_pb(f"{tag}/text_summary", shown)))

@@ -1,4 +1,4 @@
-"""Trackio: a run in a local project (`trackio show`), at a server of one's own, or in a Space of a hub."""
+"""Logs a run to Trackio: in a local project (`trackio show`), at a server of one's own, or in a Space of a hub."""
 
 import sys
 from collections.abc import Mapping
@@ -6,8 +6,8 @@ from contextlib import redirect_stdout
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
-from fedseed.tracking.base import Start, flat, scalars
-from fedseed.tracking.remote import LoggingTracker, slashed
+from fedseed.tracking.base import Start, parameters, scalars, slashed
+from fedseed.tracking.remote import LoggingTracker
 
 
 class Trackio(LoggingTracker):
@@ -26,7 +26,7 @@ class Trackio(LoggingTracker):
     server: str | None = None
 
     def open(self, run: Start, known: str | None) -> tuple[str, int]:
-        """Begin a run by a name that nobody else has."""
+        """Begins a run under a name that nobody else has, or goes on with a known one."""
         import trackio
 
         made = known or f"{self.run_name or run.title}-{uuid4().hex[:6]}"
@@ -36,13 +36,13 @@ class Trackio(LoggingTracker):
                 name=made,
                 space_id=self.space,
                 server_url=self.server,
-                config=flat(run.config),
+                config=parameters(run.config),
                 resume="never" if known is None else "allow",
                 embed=False,
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-        # Trackio reads the last step that is there when it opens a run; where it goes on is all that it tells
+        # when Trackio opens a run, it reads the last step there; it only tells with which step it goes on
         return made, getattr(self._run, "_next_step", 0) - 1
 
     def finish(self, summary: Mapping[str, Any]) -> None:

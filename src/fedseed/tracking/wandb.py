@@ -14,8 +14,8 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from fedseed.tracking.base import Start, scalars
-from fedseed.tracking.remote import LoggingTracker, slashed
+from fedseed.tracking.base import Start, scalars, slashed
+from fedseed.tracking.remote import LoggingTracker
 
 
 class WandB(LoggingTracker):
@@ -57,7 +57,10 @@ class WandB(LoggingTracker):
             settings=wandb.Settings(console="off"),  # what the terminal shows stays here
         )
         if self._run.settings.mode == "offline":
-            self._drop_earlier(Path(self._run.dir).parent)
+            session = Path(self._run.dir).parent  # earlier sessions have left folders of the same run beside it
+            for folder in session.parent.glob(f"offline-run-*-{identity}*"):
+                if folder != session and folder.name.split("-")[3] == identity:  # ...-ID, and -1 in the same second
+                    shutil.rmtree(folder)
         return identity, self._run.step - 1 if self._run.resumed else -1
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -71,11 +74,3 @@ class WandB(LoggingTracker):
         if self._run is not None:
             self._run.finish(exit_code=1)
             self._run = None
-
-    @staticmethod
-    def _drop_earlier(session: Path) -> None:
-        """Remove what earlier sessions of the same run have left beside this session's folder."""
-        identity = session.name.split("-")[3]  # offline-run-20260131_120000-ID, and -1 if there is one of this second
-        for folder in session.parent.glob(f"offline-run-*-{identity}*"):
-            if folder != session and folder.name.split("-")[3] == identity:
-                shutil.rmtree(folder)

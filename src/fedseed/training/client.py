@@ -24,7 +24,7 @@ from fedseed.weights.change import Change, Floats
 from fedseed.weights.devices import gpus, wait_for
 from fedseed.weights.heap import give_back
 from fedseed.weights.offload import offloaded
-from fedseed.weights.projection import Projection, count_moved
+from fedseed.weights.projection import Projection, change_norms, count_moved, project_change
 from fedseed.weights.row_losses import row_losses
 from fedseed.weights.space import ParameterSpace
 
@@ -38,7 +38,7 @@ def part_losses(
     along: Sequence[int],
     scale: float,
 ) -> list[list[float]]:
-    """Mean losses over the terms of the parts of some batches, all of them in one forward pass if that can be.
+    """Returns mean losses over the terms of the parts of some batches, in one forward pass if that is possible.
 
     Args:
         space: the weights.
@@ -95,7 +95,7 @@ class ClientCost:
 
 
 def batches(items: Sequence[Any], size: int, seed: int) -> Iterator[list[Any]]:
-    """Endless batches: the items in a random order, again and again, each pass in a new order.
+    """Yields endless batches: the items in a random order, again and again, each pass in a new order.
 
     The order depends on the seed alone, not on global generators, so that a resumed run sees the same data.
     """
@@ -140,7 +140,7 @@ class LocalClient:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time spent inside under this name."""
+        """Counts the time spent inside under this name."""
         wait_for(self.space.parameters)
         begin = time.perf_counter()
         try:
@@ -156,14 +156,14 @@ class LocalClient:
     # -- the weights ---------------------------------------------------------------------------------------------
 
     def apply(self, change: Change) -> None:
-        """Change the weights, for a local step."""
+        """Changes the weights, for a local step."""
         if not self._undo:
             self._remember(copy=self.space.way_back() is None)
         self.space.apply(change)
         self._finer = None  # what comes next starts from the weights
 
     def weights(self) -> bytes:
-        """All trainable tensors as they are, in order, in their own dtypes.
+        """Returns all trainable tensors as they are, in order, in their own dtypes.
 
         After steps on float32 copies: the copies, rounded stochastically, so that their mean over clients is right.
         """
@@ -172,17 +172,17 @@ class LocalClient:
         return self.space.dense()
 
     def change_norms(self) -> NDArray[np.float64]:
-        """|w_start - w_now| for each block; after `first_order`."""
+        """Returns |w_start - w_now| for each block; after `first_order`."""
         assert self._start is not None
-        return self.space.change_norms(self._start, self._finer)
+        return change_norms(self.space.vector, self._start, self._finer)
 
     def project_change(self, basis: Basis, counts: Sequence[int]) -> list[Floats]:
-        """V^T (w_start - w_now), counts[l] directions for block l; after `first_order`."""
+        """Returns V^T (w_start - w_now), counts[l] directions for block l; after `first_order`."""
         assert self._start is not None
-        return self.space.project_change(self._start, basis, counts, self._finer)
+        return project_change(self.space.vector, self._start, basis, counts, self._finer)
 
     def difference(self) -> Floats:
-        """w_start - w_now as one vector of length d; after `first_order`."""
+        """Returns w_start - w_now as one vector of length d; after `first_order`."""
         assert self._start is not None
         return self.space.difference(self._start, self._finer)
 
@@ -191,23 +191,23 @@ class LocalClient:
         return self.memory.recall(self.number, self.round, self.space.size)
 
     def keep(self, vector: Floats) -> None:
-        """Keep a vector for later rounds."""
+        """Keeps a vector for later rounds."""
         self.memory.keep(self.number, self.round, vector)
 
     def put_back(self) -> None:
-        """Undo the training: the weights and buffers of the round's beginning."""
+        """Undoes the training: the weights and buffers of the round's beginning."""
         while self._undo:
             self._undo.pop()()
         self._start = self._finer = None
         self._give_back()
 
     def _give_back(self) -> None:
-        """Let go of what gradients and activations have left behind, before an answer or another client needs room."""
+        """Frees what gradients and activations have left behind, before an answer or another client needs room."""
         if self.cost.backward_passes and self.space.layout.dense_bytes >= MANY_BYTES:
             give_back()
 
     def _remember(self, copy: bool, offload: bool = False) -> None:
-        """See to it that what follows can be undone.
+        """Makes sure that what follows can be undone.
 
         Args:
             copy: by a copy of the weights; otherwise as the space itself can.
@@ -215,24 +215,28 @@ class LocalClient:
         """
         if self._start is not None:
             return  # of the round's beginning there is a copy already
-        space = self.space
-        buffers = [b.clone() for b in space.model.buffers()]
-
-        def put_back_buffers() -> None:
-            with torch.no_grad():  # batch norm's statistics are local
-                for buffer, saved in zip(space.model.buffers(), buffers, strict=True):
-                    buffer.copy_(saved)
-
+        space, put_back_buffers = self.space, self._buffers_as_they_are()
         way_back = None if copy else space.way_back()
         if way_back is None:
             self._start = offloaded(space.parameters) if offload else space.snapshot()
             way_back = partial(space.restore, self._start)
         self._undo += [put_back_buffers, way_back]
 
+    def _buffers_as_they_are(self) -> Callable[[], None]:
+        """Returns what brings the model's buffers back: batch norm's statistics are local."""
+        kept = [b.clone() for b in self.space.model.buffers()]
+
+        def put_back() -> None:
+            with torch.no_grad():
+                for buffer, saved in zip(self.space.model.buffers(), kept, strict=True):
+                    buffer.copy_(saved)
+
+        return put_back
+
     # -- data and losses -----------------------------------------------------------------------------------------
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Endless batches of the client's examples, in an order that (seed, round, client) decides.
+        """Yields endless batches of the client's examples, in an order that (seed, round, client) decides.
 
         Raises:
             NonFiniteError: the client has no examples.
@@ -244,12 +248,12 @@ class LocalClient:
     def estimates(
         self, method: Any, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
     ) -> list[Any]:
-        """The estimates along some directions, as a zeroth-order method measures them."""
+        """Returns the estimates along some directions, as a zeroth-order method measures them."""
         return list(method.measured(self, basis, along, items, one_sided))
 
     @torch.no_grad()
     def loss(self, items: Sequence[Any]) -> float:
-        """The mean loss over all terms of `items` at the weights as they are; one forward pass, no dropout."""
+        """Returns the mean loss over all terms of `items` at the weights as they are; one forward pass, no dropout."""
         if any(module.training for module in self.space.model.modules()):
             self.space.model.eval()
         self.cost.forward_passes += 1
@@ -258,7 +262,7 @@ class LocalClient:
         return sum(losses) / sum(self.objective.weight(item) for item in items)
 
     def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
-        """The mean loss at w + scale * direction(k)."""
+        """Returns the mean loss at w + scale * direction(k)."""
         with self.space.perturbed(basis, k, scale, often=getattr(self.objective, "calls_often", False)):
             loss = self.loss(items)
         self.cost.losses.append(loss)
@@ -266,7 +270,7 @@ class LocalClient:
 
     @torch.no_grad()
     def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
-        """The mean loss over each item's own terms at w + scale * direction(k); one forward pass."""
+        """Returns the mean loss over each item's own terms at w + scale * direction(k); one forward pass."""
         if not items:
             return []
         often = getattr(self.objective, "calls_often", False)
@@ -278,7 +282,7 @@ class LocalClient:
         return [loss / self.objective.weight(item) for loss, item in zip(losses, items, strict=True)]
 
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
-        """The mean losses of len(along) equal parts of `items`, part j at w + scale * direction(along[j]).
+        """Returns the mean losses of len(along) equal parts of `items`, part j at w + scale * direction(along[j]).
 
         It counts as one forward pass: every example goes through the model once, though it may be in several pieces.
         """
@@ -289,12 +293,12 @@ class LocalClient:
         return found
 
     def skip(self, reason: str) -> None:
-        """Count a local step that was not usable; its losses, if not finite, count for nothing."""
+        """Counts a local step that was not usable; its losses, if not finite, count for nothing."""
         self.cost.skipped_steps += 1
         self.cost.losses = [loss for loss in self.cost.losses if isfinite(loss)]
 
     def autocast(self, dtype: Autocast | None) -> AbstractContextManager[None]:
-        """Inside, what may be computed in a 16-bit dtype is, whatever the weights are in; None: nothing is.
+        """Computes inside in a 16-bit dtype what may be, whatever dtype the weights have; None: nothing.
 
         Casts of weights are not kept from one use to the next: the weights may have been moved in between.
         """
@@ -303,7 +307,7 @@ class LocalClient:
         return torch.autocast(self.space.devices[0].type, getattr(torch, dtype), cache_enabled=False)
 
     def first_order(self, training: LocalTraining) -> None:
-        """Train the weights in place with a torch optimiser.
+        """Trains the weights in place with a torch optimiser.
 
         Raises:
             NonFiniteError: a loss is NaN or infinite, no step's gradient is finite, or the client has no examples.
@@ -335,18 +339,18 @@ class LocalClient:
                 f"the gradient was finite in none of {self.cost.skipped_steps} local steps "
                 f"(at a loss scale of {steps.scale.value:g})"
             )
-        self._measure(steps)
-        self._give_back()
+        self._end(steps)
 
-    def _measure(self, steps: Steps) -> None:
-        """Counts in the first round how many weights have moved, where they lose small steps."""
+    def _end(self, steps: Steps) -> None:
+        """Counts in the first round how many weights have moved, where they lose small steps; makes room."""
         if steps.lossy and self.round == 1 and self._start is not None:
             with self.phase("local"):
                 moved = count_moved(self.space.parameters, self._start)
             self.cost.moved_weights, self.cost.movable_weights = moved
+        self._give_back()
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
-        """The gradient of the mean loss over one batch, at the weights as they are, tensor by tensor as bytes.
+        """Returns the mean loss' gradient over one batch, at the weights as they are, tensor by tensor as bytes.
 
         Args:
             batch: how many examples; None: all the client has.
@@ -371,23 +375,19 @@ class LocalClient:
         return list(self.items) if batch is None else next(drawn)
 
     def add_gradient(self, items: Sequence[Any], share: float, micro_batch: int) -> None:
-        """Add `share` times the gradient to what is there, without a copy. Raises NonFiniteError as `gradient` does."""
-        buffers = [b.clone() for b in self.space.model.buffers()]
+        """Adds `share` times the gradient to what is there, without a copy. Raises what `gradient` raises."""
+        put_back_buffers = self._buffers_as_they_are()
         try:
-            with self.phase("local"), torch.random.fork_rng(gpus(self.space.devices)):
-                torch.manual_seed(derive(self.seed, Domain.DROPOUT, self.round, self.number) >> 1)
-                self.space.model.train()
+            with self._training():
                 loss = self._accumulate_gradient(items, micro_batches(items, micro_batch), share)
         finally:
-            with torch.no_grad():  # batch norm's statistics are local
-                for buffer, saved in zip(self.space.model.buffers(), buffers, strict=True):
-                    buffer.copy_(saved)
+            put_back_buffers()
         if not isfinite(loss):
             raise NonFiniteError(f"loss is {loss}")
         self.cost.losses.append(loss)
 
     def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
-        """Train in place with plain SGD; V^T (w_start - w_end), summed up gradient by gradient.
+        """Trains in place with plain SGD; returns V^T (w_start - w_end), summed up gradient by gradient.
 
         The change is eta times the sum of the gradients, and projection is linear: each gradient is projected, applied
         and freed as backward produces it. Neither all gradients nor the change are ever in memory.
@@ -410,7 +410,7 @@ class LocalClient:
 
         def take(index: int, gradient: torch.Tensor) -> None:
             nonlocal spent
-            gradient = steps.decayed(index, steps.unscaled(index, gradient))
+            gradient = steps.decayed(index, steps.unscaled(gradient))
             begin = time.perf_counter()
             projection.add(index, gradient.float(), scale=rate)
             spent += time.perf_counter() - begin
@@ -418,7 +418,7 @@ class LocalClient:
 
         def take_rows(index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
             nonlocal spent
-            gradients = steps.unscaled(index, gradients)
+            gradients = steps.unscaled(gradients)
             begin = time.perf_counter()
             width = gradients.shape[1]
             for row, gradient in zip(rows.tolist(), gradients.float(), strict=True):
@@ -431,34 +431,34 @@ class LocalClient:
             self._train(training, lambda items: self._accumulate_gradient(items, [items], scale, training.autocast))
         self.cost.seconds["local"] -= spent
         self.cost.seconds["projection"] = self.cost.seconds.get("projection", 0.0) + spent
-        self._measure(steps)
-        self._give_back()
+        self._end(steps)
         return projection.finish()
 
     def _train(self, training: LocalTraining, step: Callable[[Sequence[Any]], float]) -> None:
-        """Call `step` on one batch after the other; it returns the batch's loss."""
+        """Calls `step` on one batch after the other; it returns the batch's loss."""
         steps = training.steps
         if training.epochs is not None:
             steps = -(-training.epochs * len(self.items) // training.step_examples)
         order = self.batches(training.step_examples)
-        with self.phase("local"), torch.random.fork_rng(gpus(self.space.devices)):
-            # dropout draws from torch's own generator: seed it per run, round and client
-            torch.manual_seed(derive(self.seed, Domain.DROPOUT, self.round, self.number) >> 1)
-            self.space.model.train()
+        with self._training():
             for number in range(1, steps + 1):
                 loss = step(next(order))
                 if not isfinite(loss):
                     raise NonFiniteError(f"loss is {loss} at local step {number}")
                 self.cost.losses.append(loss)
 
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Puts the model in training mode; dropout draws from torch's generator, seeded by (run, round, client)."""
+        with self.phase("local"), torch.random.fork_rng(gpus(self.space.devices)):
+            torch.manual_seed(derive(self.seed, Domain.DROPOUT, self.round, self.number) >> 1)
+            self.space.model.train()
+            yield
+
     def _accumulate_gradient(
-        self,
-        items: Sequence[Any],
-        parts: Iterable[Sequence[Any]],
-        share: float = 1.0,
-        autocast: Autocast | None = None,
+        self, items: Sequence[Any], parts: Iterable[Sequence[Any]], share: float, autocast: Autocast | None = None
     ) -> float:
-        """`share` times the gradient of the mean loss over all terms of `items`, part by part; returns the loss."""
+        """Adds `share` times the mean loss' gradient over all terms of `items`, part by part; returns the loss."""
         terms = sum(self.objective.weight(item) for item in items)
         total = 0.0
         for part in parts:

@@ -102,17 +102,10 @@ class Steps:
         self.training = training
         self.vector = vector
         self.scale = scale
+        self.weights: Sequence[torch.Tensor] = vector.parameters  # what the optimiser steps on
         self._optimizer: torch.optim.Optimizer | None = None  # some make their averages at once: when it is needed
 
-    @property
-    def weights(self) -> Sequence[torch.Tensor]:
-        """What the optimiser steps on."""
-        return self.vector.parameters
-
-    @property
-    def finer(self) -> Sequence[torch.Tensor] | None:
-        """The weights in float32, where the model has only their rounding."""
-        return None
+    finer: Sequence[torch.Tensor] | None = None  # the weights in float32, where the model has only their rounding
 
     # -- from kept gradients -----------------------------------------------------------------------------------------
 
@@ -173,9 +166,10 @@ class Steps:
 
     # -- plain SGD from each gradient as it comes ----------------------------------------------------------------------
 
-    def unscaled(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of tensor `index`, or of rows of it, without the loss' scale."""
-        return gradient if self.scale.value == 1.0 else gradient.float() / self.scale.value
+    def unscaled(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient, or rows of one, without the loss' scale; in float32 where the steps are."""
+        gradient = gradient.float() if self.checks or self.scale.value != 1.0 else gradient
+        return gradient if self.scale.value == 1.0 else gradient / self.scale.value
 
     def decayed(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """An unscaled gradient with weight decay."""
@@ -194,10 +188,7 @@ class Steps:
 class MasterSteps(Steps):
     """Steps on float32 copies of 16-bit weights (a float32 weight is its own).
 
-    Args:
-        training: the settings.
-        vector: the weights.
-        scale: of the loss.
+    Args (besides those of `Steps`):
         finer: copies to go on from; None: the weights as they are.
     """
 
@@ -207,18 +198,10 @@ class MasterSteps(Steps):
         self, training: LocalTraining, vector: Vector, scale: LossScale, finer: Sequence[torch.Tensor] | None
     ) -> None:
         super().__init__(training, vector, scale)
-        self._copies = [
+        self.finer = self.weights = [
             p if p.dtype == torch.float32 else torch.nn.Parameter(w.detach().float())
             for p, w in zip(vector.parameters, finer or vector.parameters, strict=True)
         ]
-
-    @property
-    def weights(self) -> Sequence[torch.Tensor]:
-        return self._copies
-
-    @property
-    def finer(self) -> Sequence[torch.Tensor]:
-        return self._copies
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
@@ -234,7 +217,7 @@ class MasterSteps(Steps):
 
         hooks: list[Any] = [
             p.register_post_accumulate_grad_hook(partial(arrived, copy))  # type: ignore[no-untyped-call]
-            for p, copy in zip(self.vector.parameters, self._copies, strict=True)
+            for p, copy in zip(self.vector.parameters, self.weights, strict=True)
             if copy is not p
         ]
         try:
@@ -247,16 +230,13 @@ class MasterSteps(Steps):
     @torch.no_grad()
     def _take(self, factor: float) -> None:
         super()._take(factor)
-        for index in range(len(self._copies)):
+        for index in range(len(self.weights)):
             self._round(index)
 
     def _round(self, index: int) -> None:
-        p, copy = self.vector.parameters[index], self._copies[index]
+        p, copy = self.vector.parameters[index], self.weights[index]
         if copy is not p:
             p.copy_(copy)
-
-    def unscaled(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        return super().unscaled(index, gradient.float())
 
     def move(self, index: int, gradient: torch.Tensor) -> None:
         super().move(index, gradient)
@@ -264,20 +244,13 @@ class MasterSteps(Steps):
 
     def move_rows(self, index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
         super().move_rows(index, rows, gradients)
-        p, copy = self.vector.parameters[index], self._copies[index]
+        p, copy = self.vector.parameters[index], self.weights[index]
         if copy is not p:
             p[rows] = copy[rows].to(p.dtype)
 
 
 class StochasticSteps(Steps):
-    """Steps on a piece of the weights at a time, in float32, rounded stochastically.
-
-    Args:
-        training: the settings.
-        vector: the weights.
-        scale: of the loss.
-        rounder: rounds them.
-    """
+    """Steps on a piece of the weights at a time, in float32, rounded stochastically by the rounder."""
 
     checks, lossy = True, False
 
@@ -324,9 +297,6 @@ class StochasticSteps(Steps):
             return piece.to(torch.float32, copy=True)
         room = self.vector.scratch(torch.float32, 2 * CACHED)
         return room[place * CACHED : place * CACHED + len(piece)].copy_(piece)
-
-    def unscaled(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        return super().unscaled(index, gradient.float())
 
     def move(self, index: int, gradient: torch.Tensor) -> None:
         change = flat(gradient)

@@ -22,7 +22,7 @@ TakeRows = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 @contextmanager
 def gradients_taken(parameters: Sequence[torch.Tensor], take: Take, take_rows: TakeRows | None) -> Iterator[None]:
-    """While active, backward hands each gradient over instead of keeping it.
+    """Makes backward hand each gradient over, while active, instead of keeping it.
 
     Args:
         parameters: whose gradients.
@@ -61,7 +61,7 @@ class _Rows(TorchFunctionMode):
         self._take_rows = take_rows
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called by torch in place of `func`; the mode is off inside."""
+        """Calls `func`, or looks rows up itself; torch calls this in place of `func`, with the mode off inside."""
         kwargs = kwargs or {}
         if func is functional.embedding and torch.is_grad_enabled():
             return self._look_up(*args, **kwargs)

@@ -1,11 +1,11 @@
-"""Clients of one process that compute in one go what each could compute alone: a simulation's short cuts."""
+"""Lets clients of one process compute together what each could compute alone: a simulation's short cuts."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedseed.aggregation.weighting import client_weights
+from fedseed.aggregation.base import client_weights
 from fedseed.errors import NonFiniteError
 from fedseed.randomness import Basis
 from fedseed.training.client import LocalClient, part_losses
@@ -60,7 +60,7 @@ class SharedLosses:
         self._losses: dict[Look, Sequence[Sequence[float]]] = {}
 
     def draw(self, number: int, size: int) -> list[Any]:
-        """The batch of member `number`; all members' batches are drawn at the first call."""
+        """Returns the batch of member `number`; draws all members' batches at the first call."""
         if not self._drawn:
             self._size = size
             self._drawn = [next(m.own.batches(size)) if m.own.items else [] for m in self.members]
@@ -71,7 +71,7 @@ class SharedLosses:
         return self._drawn[number]
 
     def losses(self, number: int, basis: Basis, along: Sequence[int], scale: float) -> Sequence[float]:
-        """The losses of the parts of member `number`'s batch, part j at w + scale * direction(along[j])."""
+        """Returns the losses of the parts of member `number`'s batch, part j at w + scale * direction(along[j])."""
         look = basis, tuple(along), scale
         if look not in self._losses:
             part, parts = self._part
@@ -82,7 +82,7 @@ class SharedLosses:
         return self._losses[look][number]
 
     def _seen(self, look: Look) -> Seen:
-        """One pass, made here or known; its cost is the first member's."""
+        """Returns one pass, made here or known; its cost is the first member's."""
         cost = self.members[0].cost
         seen = self._known.get(look)
         if seen is None:
@@ -95,13 +95,20 @@ class SharedLosses:
         return seen
 
 
-class SharingLosses(LocalClient):
-    """One of `SharedLosses`, as a method sees it: its losses come from the shared pass."""
+class _Sharing(LocalClient):
+    """A client as a method sees it, which shares what it computes."""
 
-    def __init__(self, own: LocalClient, together: SharedLosses, index: int) -> None:
+    def __init__(self, own: LocalClient) -> None:
         super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number)
         self.own = own
         self.cost = own.cost
+
+
+class SharingLosses(_Sharing):
+    """A client of `SharedLosses`, as a method sees it: its losses come from the shared pass."""
+
+    def __init__(self, own: LocalClient, together: SharedLosses, index: int) -> None:
+        super().__init__(own)
         self._together = together
         self._index = index
 
@@ -190,13 +197,11 @@ class SharedGradients:
         return batches
 
 
-class SharingGradients(LocalClient):
-    """One of `SharedGradients`, as a method sees it."""
+class SharingGradients(_Sharing):
+    """A client of `SharedGradients`, as a method sees it."""
 
     def __init__(self, own: LocalClient, together: SharedGradients) -> None:
-        super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number)
-        self.own = own
-        self.cost = own.cost
+        super().__init__(own)
         self._together = together
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:

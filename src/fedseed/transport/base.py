@@ -15,7 +15,7 @@ import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +102,16 @@ class LogLostError(NetworkError):
         super().__init__(f"the server has lost the log of run {run}")
 
 
+class LogOlderError(NetworkError):
+    """The log ends before entries that stood in it."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(
+            f"the server has come back with an older log of run {run}: start `fedseed serve` again with the same "
+            "--out, it goes on from what log and files have"
+        )
+
+
 class Fenced(Exception):  # noqa: N818
     """The log has an entry of this number already."""
 
@@ -126,7 +136,7 @@ class LogWriter(ABC):
             patience: seconds to go on trying.
 
         Raises:
-            NetworkError: somebody else has written; LogLostError: the log is gone.
+            NetworkError: somebody else has written; LogLostError, LogOlderError: the log is gone, or has lost entries.
         """
         give_up = time.monotonic() + patience
         while True:
@@ -188,6 +198,8 @@ class End(ABC):
     @abstractmethod
     async def follow(self, after: int, take: Take) -> Stop:
         """Hand out every entry after a number once, in order, whatever happens to the connection, until it is stopped.
+
+        Where a server comes back with an older log, or another, all of it is handed out again, from the first on.
 
         What others than the coordinator have written there is passed over, where that can be told; `Events.noted` is
         told. It is also told when the log was lost; `Events.failed`, when it has not come back for very long.
@@ -326,3 +338,23 @@ async def end_task(task: "asyncio.Task[None]") -> None:
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=0.1)
+
+
+class Working:
+    """What works in a task of its own."""
+
+    _task: "asyncio.Task[None] | None" = None
+
+    def work(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin to."""
+        self._task = asyncio.create_task(work)
+
+    @property
+    def working(self) -> bool:
+        """Whether it does."""
+        return self._task is not None and not self._task.done()
+
+    async def stop(self) -> None:
+        """End it; again is fine."""
+        if self._task is not None:
+            await end_task(self._task)

@@ -1,8 +1,8 @@
 """A transport over Flower's Grid: a hub in the ServerApp (`fedseed.transport.memory`), and exchanges with nodes.
 
-Coordinators meet at the hub. A client stands there in place of each node: what it hears is carried to the node with
-the next exchange, what the node answers is said there (`fedseed.transport.flower_wire`). Flower knows who is there, so
-nothing has to be sent twice, and no signs of life are needed.
+Coordinators are at the hub. There a client stands in for each node: what it hears is sent to the node with the next
+exchange, and what the node answers is sent at the hub (`fedseed.transport.flower_wire`). Flower knows which nodes are
+there, so nothing has to be sent twice, and no signs of life are needed.
 """
 
 import asyncio
@@ -24,46 +24,28 @@ AGAIN_SECONDS = 10.0  # until a node that has failed is asked again
 MOST_FAILED = 3  # times in a row that every node has failed, which ends the run
 ANSWER_SECONDS = 5.0  # for the coordinator's answer to a node's question
 SPARE_SECONDS = 60.0  # for which Flower keeps a message beyond the time that its answer is waited for
-MOST_TOLD = 1000  # broadcasts that wait for a node
+MOST_TOLD = 1000  # most broadcasts that wait for a node
 
 
 @dataclass
 class _Node:
-    """A node, as far as the ServerApp knows it.
+    """A node, as far as the ServerApp knows it."""
 
-    Args:
-        number: Flower's.
-        proxy: stands for it at the hub; None: it has not said who it is.
-        have: the last log entry that it holds.
-        blobs: the coordinator's blobs that it holds, by name and size.
-        told: what it is to hear.
-        urgent: whether something waits that must not wait for another reason to exchange.
-        answers: to its questions, by their numbers, with client and kind.
-        asking: its questions that have no answer yet.
-        exchange: the message whose reply is waited for, with what it told; None: there is none.
-        since: when that was sent.
-        exchanges: how many there were.
-        failed: how often in a row it has failed.
-        again: not before this time another exchange is begun.
-        resident: its process stays, and may have something to say at any time.
-        why: it has failed.
-    """
-
-    number: int
-    proxy: MemoryClient | None = None
-    have: int = 0
-    blobs: dict[str, int] = field(default_factory=dict)
-    told: deque[bytes] = field(default_factory=lambda: deque(maxlen=MOST_TOLD))
-    urgent: bool = True  # it has not been asked who it is
-    answers: dict[str, bytes] = field(default_factory=dict)
-    asking: set["asyncio.Task[None]"] = field(default_factory=set)
-    exchange: tuple[str, int] | None = None
-    since: float = 0.0
-    exchanges: int = 0
-    failed: int = 0
-    again: float = 0.0
-    resident: bool = False
-    why: str = ""
+    number: int  # Flower's
+    proxy: MemoryClient | None = None  # stands for it at the hub; None: it has not said who it is
+    have: int = 0  # the last log entry that it holds
+    blobs: dict[str, int] = field(default_factory=dict)  # the coordinator's blobs that it holds, by name and size
+    told: deque[bytes] = field(default_factory=lambda: deque(maxlen=MOST_TOLD))  # what it is to hear
+    urgent: bool = True  # it needs an exchange soon: at first, as it has not been asked who it is
+    answers: dict[str, bytes] = field(default_factory=dict)  # to its questions, by their numbers, with client and kind
+    asking: set["asyncio.Task[None]"] = field(default_factory=set)  # its questions that have no answer yet
+    exchange: tuple[str, int] | None = None  # the message whose reply is waited for, with what it told
+    since: float = 0.0  # when that was sent
+    exchanges: int = 0  # how many there were
+    failed: int = 0  # how often in a row
+    again: float = 0.0  # no other exchange is begun before this time
+    resident: bool = False  # its process stays, and may have something to say at any time
+    why: str = ""  # why it has failed
 
 
 class FlowerTransport(Transport):
@@ -92,7 +74,7 @@ class FlowerTransport(Transport):
 
 
 class FlowerCoordinator(MemoryCoordinator):
-    """The coordinator's end: at the hub, and while it listens the nodes are spoken with."""
+    """The coordinator's end, which is at the hub; while it listens, there are exchanges with the nodes."""
 
     lasting = False
     resend_seconds = float("inf")  # Flower delivers, or says that it can't
@@ -102,7 +84,7 @@ class FlowerCoordinator(MemoryCoordinator):
         self._nodes = nodes
 
     def fail(self, why: str) -> None:
-        """The nodes can't be spoken with any more."""
+        """Reports that the nodes can't be reached any more."""
         self._events.failed(NetworkError(why))
 
     async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
@@ -138,13 +120,13 @@ class _Nodes:
         self._messages = self._bytes_down = self._bytes_up = 0
 
     def begin(self, end: FlowerCoordinator, rejected: Rejected) -> None:
-        """A coordinator listens."""
+        """Adds a coordinator that listens; with the first one, exchanges begin."""
         self._listeners[end] = rejected
         if self._task is None:
             self._task = asyncio.create_task(self._keep_going())
 
     async def end(self, end: FlowerCoordinator) -> None:
-        """It does no longer."""
+        """Removes a coordinator that listened; with the last one, exchanges end."""
         if self._listeners.pop(end, None) is not None and not self._listeners and self._task is not None:
             await end_task(self._task)
             self._task = None
@@ -152,16 +134,16 @@ class _Nodes:
                 await self._forget(node)
 
     def carried(self) -> dict[str, int]:
-        """What Flower has carried: messages, and their serialized bytes, records and all."""
+        """Returns what Flower has carried: messages, and their serialized bytes with all records."""
         return {"messages": self._messages, "bytes_down": self._bytes_down, "bytes_up": self._bytes_up}
 
     def present(self, name: str) -> bool:
-        """Whether the node that speaks for a client is there, and has not just failed."""
+        """Returns whether the node that speaks for a client is there, and has not just failed."""
         node = self._nodes.get(self._node_of.get(name, -1))
         return node is not None and node.number in self._there and not node.failed
 
     def hurry(self, to: Collection[str] | None) -> None:
-        """What was just broadcast is for these clients (None: all); others hear it when there is more to say."""
+        """Makes these clients (None: all) hear a broadcast soon; others hear it when there is more to say."""
         for node in self._nodes.values():
             if to is None or any(self._node_of.get(name) == node.number for name in to):
                 node.urgent = True
@@ -185,7 +167,7 @@ class _Nodes:
             await asyncio.sleep(pause)
 
     async def _round(self) -> bool:
-        """See who is there, take the replies that have come, and begin exchanges; whether anything happened."""
+        """Sees who is there, takes replies that have come, begins exchanges; returns whether anything happened."""
         await self._look()
         replies = await self._replies()
         for node, reply in replies:
@@ -193,7 +175,8 @@ class _Nodes:
         self._give_up_if_all_fail()
         begun = False
         for node in list(self._nodes.values()):
-            if node.number in self._there and node.exchange is None and self._wants(node):
+            due = node.exchange is None and not node.asking and time.monotonic() >= node.again
+            if due and node.number in self._there and (node.urgent or node.resident):
                 await self._send(node)
                 begun = True
         return bool(replies) or begun
@@ -211,12 +194,6 @@ class _Nodes:
         if node.proxy is not None:
             await node.proxy.close()
             node.proxy = None
-
-    def _wants(self, node: _Node) -> bool:
-        """Whether an exchange is due."""
-        if node.asking or time.monotonic() < node.again:
-            return False
-        return node.urgent or node.resident
 
     # -- what goes to a node -------------------------------------------------------------------------------------------
 
@@ -252,7 +229,7 @@ class _Nodes:
     # -- what comes from nodes -----------------------------------------------------------------------------------------
 
     async def _replies(self) -> list[tuple[_Node, Any]]:
-        """Replies that have come; None of a node whose time is over."""
+        """Returns replies that have come; None for a node whose time is over."""
         waited = {node.exchange[0]: node for node in self._nodes.values() if node.exchange is not None}
         if not waited:
             return []
@@ -266,7 +243,7 @@ class _Nodes:
         return found + [(node, None) for node in waited.values() if node.since < late]
 
     async def _take(self, node: _Node, message: Any) -> None:
-        """A node's reply."""
+        """Takes a node's reply; None: there was none in time."""
         assert node.exchange is not None
         (_, told), node.exchange = node.exchange, None
         if message is None:
@@ -293,7 +270,7 @@ class _Nodes:
             self._fail(node, f"not valid: {type(error).__name__}: {error}")
 
     async def _say(self, node: _Node, reply: wire.Table) -> None:
-        """Say and do at the hub what a node has to say and do."""
+        """Does at the hub what a node's reply asks: stores and drops blobs, sends messages and questions."""
         if node.proxy is None:
             node.proxy = MemoryClient(self._run, self._shared, str(reply["client"]), QUIET)
             await node.proxy.listen(node.told.append)
@@ -328,7 +305,7 @@ class _Nodes:
     # -- nodes that fail -----------------------------------------------------------------------------------------------
 
     def _fail(self, node: _Node, why: str) -> None:
-        """A node has not answered as it should; it is asked again after a while, and hears then what it has missed."""
+        """Notes that a node has not answered as it should; asked again later, it hears what it has missed."""
         node.failed += 1
         node.urgent, node.again = True, time.monotonic() + self._again
         node.blobs, node.have = {}, 0

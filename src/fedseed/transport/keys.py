@@ -1,8 +1,8 @@
 """Keys for a federation: NKEYs, a certificate of its own authority, and the nats-server configuration that uses them.
 
 A client's key may publish under fedseed.RUN.up.CLIENT only (and write its own object store), read the run's log, the
-coordinator's object store and what goes to everybody, and gets replies in an inbox of its own. Whose signatures to
-expect stands in the key files (signatures.py).
+coordinator's object store and what goes to everybody, and gets replies in an inbox of its own. The key files
+say whose signatures to expect (signatures.py).
 """
 
 import datetime
@@ -47,23 +47,23 @@ def make(
     recipe: str = "recipe.toml",
     own_data: bool = False,
 ) -> list[str]:
-    """Write keys, certificates and configuration into a new folder; returns what to do with them, line by line.
+    """Writes keys, certificates and configuration into a new folder; returns what to do with them, line by line.
 
-    The lines are a shell's: comments, and commands as they are typed by each party.
+    The lines are for a shell: comments, and the commands that each party types.
 
     Args:
         run: the run's name.
         out: the folder.
         clients: names; "NAME=A,B" makes one key, called NAME, for a process that hosts clients A and B.
         hosts: names and addresses of the server, for its certificate.
-        port: the server's.
-        valid: how long the certificates are.
+        port: the server's port.
+        valid: how long the certificates are valid.
         recipe: the recipe's file, for the commands.
         own_data: whether each client has data of its own, for the commands.
 
     Raises:
         FedseedError: the folder exists, or the library for certificates is missing.
-        RecipeError: the run's or a client's name is none, or is used twice; a host or the port is none.
+        RecipeError: the run's or a client's name is not valid, or is used twice; a host or the port is not valid.
     """
     check_run(run)
     hosted = _hosted(clients)
@@ -115,7 +115,7 @@ def make(
 
 
 def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
-    """The clients that each key may speak for, by the key's name. Raises RecipeError."""
+    """Returns the clients that each key may speak for, by its name. Raises RecipeError: a name is wrong, or taken."""
     hosted: dict[str, list[str]] = {}
     owner: dict[str, str] = {}
     for text in clients:
@@ -144,15 +144,11 @@ def _write_secret(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _list(subjects: Sequence[str]) -> str:
-    return "[" + ", ".join(f'"{subject}"' for subject in subjects) + "]"
-
-
 def permissions(subjects: Subjects, clients: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What a process that hosts some clients may publish and subscribe to.
+    """Returns what a process that hosts some clients may publish and subscribe to.
 
     Args:
-        subjects: the run's.
+        subjects: the run's subjects.
         clients: the clients; replies and the object store go by the name of the first in the recipe's order, so that
             each of them is allowed.
     """
@@ -183,21 +179,21 @@ def permissions(subjects: Subjects, clients: Sequence[str]) -> tuple[list[str], 
 def configuration(
     subjects: Subjects, public: dict[str, str], hosted: dict[str, list[str]], port: int, folder: Path
 ) -> str:
-    """The configuration of a nats-server.
+    """Returns the configuration of a nats-server.
 
     Args:
-        subjects: the run's.
+        subjects: the run's subjects.
         public: everybody's public key.
         hosted: the clients that each key may speak for.
-        port: to listen on.
-        folder: with the certificates; store and log go there too.
+        port: the port to listen on.
+        folder: the folder with the certificates; store and log go there too.
     """
     users = []
 
     def user(name: str, publish: Sequence[str], subscribe: Sequence[str]) -> None:
         users.append(
             f"    # {name}\n    {{ nkey: {public[name]}\n      permissions: {{\n"
-            f"        publish: {_list(publish)}\n        subscribe: {_list(subscribe)} }} }}\n"
+            f"        publish: {json.dumps(publish)}\n        subscribe: {json.dumps(subscribe)} }} }}\n"
         )
 
     run = f"{subjects.root}.>"
@@ -229,7 +225,7 @@ def configuration(
 
 
 def _certificates(out: Path, hosts: Sequence[str], valid: Validity) -> None:
-    """An authority, and the server's certificate, signed by it. The authority's key is not kept."""
+    """Writes an authority's certificate, and the server's, signed by it. The authority's key is not kept."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
@@ -241,7 +237,7 @@ def _certificates(out: Path, hosts: Sequence[str], valid: Validity) -> None:
     end = start + datetime.timedelta(days=valid.days)
 
     def name(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # no more fit
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # a common name holds no more
 
     def builder(subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         return (

@@ -32,7 +32,7 @@ nats.protocol.parser.HMSG_RE = re.compile(rb"\AHMSG +([^ \r\n]+) +(\d+) +(([^ \r
 _NO_SUBJECT = re.compile(r"[\x00-\x20\x7f]")
 
 
-class _Guarded(Client):
+class Guarded(Client):
     """Says nothing, credentials least of all, to a server without encryption when there must be some; reads all bytes.
 
     The library encrypts when the server asks for it. Somebody in between could leave that out. And it stops reading for
@@ -42,6 +42,8 @@ class _Guarded(Client):
     def __init__(self, encrypted: bool) -> None:
         super().__init__()
         self._encrypted = encrypted
+        self.restarted: Callable[[], None] = lambda: None  # told when an interruption is over
+        self.dropped: Callable[[str], None] = lambda subject: None  # of what message, because too many wait
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if self._encrypted and initial_connection and not info.get("tls_required"):
@@ -83,13 +85,7 @@ def _as_text(data: bytes) -> bytes:
     return data if data.isascii() else data.decode(errors="replace").encode()
 
 
-async def connect(
-    access: Access,
-    subjects: Subjects,
-    name: str,
-    events: Events = QUIET,
-    dropped: Callable[[str], None] | None = None,
-) -> Client:
+async def connect(access: Access, subjects: Subjects, name: str, events: Events = QUIET) -> Guarded:
     """Connect, and stay connected: later interruptions are bridged.
 
     Args:
@@ -98,7 +94,6 @@ async def connect(
         subjects: the run's.
         name: who connects; replies come to an inbox of this name.
         events: told when the server refuses a publication or subscription, and when an interruption is over.
-        dropped: told the subject of a message for which too many wait.
 
     Raises:
         RecipeError: the URL or a file is wrong.
@@ -122,21 +117,20 @@ async def connect(
         except (ssl.SSLError, OSError) as error:
             raise RecipeError(f"{ca}: not a file with certificates: {error}") from error
     logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in record.getMessage())
-    client = _Guarded(encrypted=context is not None)
+    client = Guarded(encrypted=context is not None)
     place = f"{parts.hostname}:{port}"
-
     seen: list[Exception] = []
 
     async def failed(error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
-            if dropped is not None:
-                dropped(error.subject)
+            client.dropped(error.subject)
             return
         seen[:] = [error]
         if "permissions violation" in str(error).lower():
             events.refused(str(error).removeprefix("nats: "))
 
     async def reconnected() -> None:
+        client.restarted()
         events.again()
 
     options: dict[str, Any] = {"allow_reconnect": False, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2}

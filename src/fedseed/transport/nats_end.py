@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js import api
 from nats.js.errors import NotFoundError
 
 from fedseed.errors import NetworkError
 from fedseed.transport.base import ClientEnd, End, Events, Log, LogLostError, Stop, Take
+from fedseed.transport.nats_connection import Guarded
 from fedseed.transport.nats_log import LOST_SECONDS, OVER, REQUEST_SECONDS, LogReader, NatsFollowing
 from fedseed.transport.nats_objects import Objects
 from fedseed.transport.signatures import Chain, Signatures
@@ -46,11 +45,10 @@ class NatsEnd(End):
     largest = 256 * 1024  # a server takes 1 MiB by default
 
     def __init__(
-        self, connection: Client, subjects: Subjects, owner: str | None, signatures: Signatures, events: Events
+        self, connection: Guarded, subjects: Subjects, owner: str | None, signatures: Signatures, events: Events
     ) -> None:
-        self.connection = connection
-        self.subjects = subjects
-        self.signatures = signatures
+        self.connection, self.subjects, self.signatures = connection, subjects, signatures
+        connection.restarted = self.restart
         self.objects = Objects(connection, subjects, signatures)
         self._owner = owner
         self._followers: list[NatsFollowing] = []
@@ -78,12 +76,9 @@ class NatsEnd(End):
         Raises:
             NetworkError: JetStream is missing, or this key may not ask.
         """
-        info = await self._stream()
-        return None if info is None else Log(int(info.state.last_seq), info.config.description == OVER)
-
-    async def _stream(self) -> api.StreamInfo | None:
         try:
-            return await self.connection.jetstream(timeout=REQUEST_SECONDS).stream_info(self.subjects.stream)
+            info = await self.connection.jetstream(timeout=REQUEST_SECONDS).stream_info(self.subjects.stream)
+            return Log(int(info.state.last_seq), info.config.description == OVER)
         except NotFoundError:
             return None
         except (TimeoutError, nats.errors.Error) as error:
@@ -107,11 +102,9 @@ class NatsEnd(End):
         return following.stop
 
     def _foreign(self) -> None:
-        """There is something in the log that the coordinator has not written."""
         self._note("the log holds messages that are not the coordinator's: they are passed over")
 
     def _log_lost(self, for_good: bool) -> None:
-        """The log was there."""
         lost = LogLostError(self.subjects.run)
         if for_good:
             self._events.failed(
@@ -130,9 +123,8 @@ class NatsEnd(End):
 
     def restart(self) -> None:
         """The connection was interrupted: whatever consumers there were may be gone."""
-        for following in self._followers:
+        for following in (*self._followers, *self.objects.readers):
             following.restart()
-        self.objects.restart()
 
     async def put(self, name: str, data: bytes) -> None:
         with explained(f"{len(data):,} bytes can't be stored on the server as {name}"):
@@ -150,7 +142,7 @@ class NatsEnd(End):
         with suppress(nats.errors.Error, TimeoutError):
             await self.connection.close()
 
-    async def _publish(self, subject: str, data: bytes, connection: Client | None = None) -> None:
+    async def _publish(self, subject: str, data: bytes, connection: Guarded | None = None) -> None:
         try:
             await (connection or self.connection).publish(subject, data, headers=self.signatures.headers(subject, data))
         except nats.errors.OutboundBufferLimitError:
@@ -159,7 +151,7 @@ class NatsEnd(End):
             raise NetworkError(f"nothing can be sent to run {self.subjects.run}: {error}") from error
 
 
-async def settled(connection: Client) -> None:
+async def settled(connection: Guarded) -> None:
     """Returns when the server has what was subscribed to and said before.
 
     nats-py writes the ping of a flush ahead of what still waits to be written; a second flush is behind all of it.

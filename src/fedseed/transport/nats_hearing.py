@@ -1,65 +1,131 @@
-"""What a coordinator on NATS hears: what clients send, and questions for the status.
+"""Hears, for a coordinator on NATS: what clients send, questions for the status, and whether the server is there.
 
-Each comes over a connection of its own. A server keeps what was sent to a connection in order, so that on one for
-everything a question, a receipt or an entry of the log would wait behind whatever one key can send.
+Each comes over a connection of its own. A server keeps what was sent to a connection in order, so that on a single one
+for all, a question, a receipt or an entry of the log would wait behind whatever one key can send.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextlib import suppress
+from typing import Generic, NamedTuple, TypeVar
 
+import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from fedseed.transport.base import Receive, Rejected, end_task
+from fedseed.transport.base import Receive, Rejected, Working
 from fedseed.transport.signatures import HEADER, Signatures, signature_in
 from fedseed.transport.subjects import Subjects, name_of
-from fedseed.transport.turns import Turns
+
+T = TypeVar("T")
+
+EACH = 1000  # bytes that a message takes besides what it holds
+BEAT_SECONDS = 0.25
+DEAF_SECONDS = 1.0  # without a sign of the server, after which the clock stands still
+RETURN_SECONDS = 3.0  # for which it still stands when the server is back: the others have to come back, too
 
 IN_A_ROW = 8  # messages that are looked at before others get a turn, and more are read
-PENDING_BYTES = 16 << 20  # of messages that wait to be looked at; what comes beyond is dropped, and said again
+PENDING_BYTES = 16 << 20  # of messages that wait to be looked at; what exceeds them is dropped, and sent again
 STATUS_SECONDS = 0.1  # for which an answer about the status is given again: many may ask
-ANSWERS = 20  # that go to single askers in that time; beyond, one goes to all who ask
-PENDING_QUESTIONS = 4 << 20  # bytes of questions for the status that wait: they need hold nothing
+ANSWERS = 20  # to single askers in that time; all who ask beyond them get one together
+PENDING_QUESTIONS = 4 << 20  # bytes of questions for the status that wait: questions may be empty
 UNSENT_BYTES = 1 << 20  # of answers, beyond which nobody is answered until they are on their way
-CONSUMER = "$JS"  # what the reply subject begins with of what a stream delivers
+CONSUMER = "$JS"  # what a stream delivers has a reply subject that begins with this
 ELSEWHERE = "a question for the status that is to be answered elsewhere than in an inbox for it"
 TOO_MANY = "one of too many messages at once: it was not looked at"
 
 Answer = Callable[[str, bytes], Awaitable[None]]  # subject, data
 
 
-class _Said(NamedTuple):
-    """What has come in a client's name.
+class Turns(Generic[T]):
+    """Lines of messages that take turns. Without room for one more, the newest of the longest line is dropped.
 
     Args:
-        sender: the name.
-        what: the kind of message.
-        data: the message.
-        subject: where it came.
-        reply: where an answer is wanted; "": nowhere.
-        signed: the header with its signature.
+        most: bytes of all messages that wait, each counted with `EACH` more.
+        dropped: is told which message is dropped.
     """
+
+    def __init__(self, most: int, dropped: Callable[[T], None]) -> None:
+        self.bytes = 0
+        self._most = most
+        self._dropped = dropped
+        self._lines: dict[Hashable, deque[tuple[T, int]]] = {}  # those with messages; the first has its turn
+        self._sizes: Counter[Hashable] = Counter()  # bytes of each line
+        self._some = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Returns how many messages wait."""
+        return sum(map(len, self._lines.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def put(self, whose: Hashable, message: T, size: int) -> None:
+        """Adds a message that waits, or drops this one or others where there is no room.
+
+        Args:
+            whose: the line's name.
+            message: what waits.
+            size: its bytes.
+        """
+        size += EACH
+        while self.bytes + size > self._most:
+            longest = whose
+            if self._lines and (self._sizes[whose] + size) * len(self._lines) <= self._most:  # less than its share
+                longest = max(self._lines, key=self._sizes.__getitem__)
+            if longest == whose:
+                self._dropped(message)
+                return
+            self._dropped(self._take(longest, newest=True))
+        self._lines.setdefault(whose, deque()).append((message, size))
+        self._sizes[whose] += size
+        self.bytes += size
+        self._some.set()
+
+    def _take(self, whose: Hashable, newest: bool = False) -> T:
+        line = self._lines[whose]
+        message, size = line.pop() if newest else line.popleft()
+        self.bytes -= size
+        self._sizes[whose] -= size
+        if not line:
+            del self._lines[whose], self._sizes[whose]
+        return message
+
+    async def next(self) -> T:
+        """Returns the first message of the line whose turn it is; waits until there is one."""
+        while not self._lines:
+            self._some.clear()
+            await self._some.wait()
+        whose = next(iter(self._lines))
+        message = self._take(whose)
+        if whose in self._lines:
+            self._lines[whose] = self._lines.pop(whose)  # behind the others
+        return message
+
+
+class _Said(NamedTuple):
+    """A message that has come in a client's name."""
 
     sender: str
     what: str
     data: bytes
     subject: str
-    reply: str
-    signed: Mapping[str, str]
+    reply: str  # where an answer is wanted; "": nowhere
+    signed: Mapping[str, str]  # the header with its signature
 
 
-class Hearing:
-    """Takes what clients send. Those of each key take turns with the others'.
+class Hearing(Working):
+    """Takes what clients send. Messages of each key take turns with the others'.
 
     Args:
-        connection: for nothing else than this.
-        subjects: the run's.
+        connection: a connection that is used for nothing else.
+        subjects: the run's subjects.
         signatures: say whose a message is.
-        receive: gets what is somebody's.
+        receive: gets what is let through.
         answer: sends an answer.
-        rejected: told what is not let through.
+        rejected: is told what is not let through.
     """
 
     def __init__(
@@ -74,16 +140,15 @@ class Hearing:
         self._rejected = rejected
         self._root = [*subjects.root.split("."), "up"]
         self._turns = Turns[_Said](PENDING_BYTES, lambda said: self.dropped(said.sender))
-        self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Begin to listen."""
+        """Begins to listen."""
         up = f"{self._subjects.root}.up.*.*"
         await self._connection.subscribe(up, cb=self._take, pending_bytes_limit=PENDING_BYTES)
-        self._task = asyncio.create_task(self._keep_looking())
+        self.work(self._keep_looking())
 
     async def _take(self, message: Msg) -> None:
-        """A message has come: it waits for its turn, if it can be somebody's."""
+        """Puts a message that has come in its line, if it can be somebody's; rejects it otherwise."""
         parts = message.subject.split(".")
         heartbeat = message.headers is not None and "Status" in message.headers
         if message.reply.startswith(CONSUMER) or heartbeat or parts[:-2] != self._root:
@@ -105,18 +170,18 @@ class Hearing:
         self._rejected("somebody", f"a message in the name of {name[:100]} without a signature of its key")
 
     def dropped(self, name: str | None) -> None:
-        """There was no room for a message; that it is this client's is not proven."""
+        """Reports that there was no room for a message, which is not proven to be this client's."""
         self._rejected("somebody" if name is None else f"somebody as {name}", TOO_MANY)
 
     async def _keep_looking(self) -> None:
         turn = 0
         while True:
-            if not self._turns:  # waiting for the next lets others have theirs
+            if not self._turns:  # waiting for the next message lets others have their turn
                 turn = 0
             said = await self._turns.next()
             try:
                 await self._look(said)
-            except Exception as error:  # of one message: the next may be another's
+            except Exception as error:  # it concerns one message: the next may be another's
                 about = {"message": f"a message of {said.sender} can't be looked at", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(about)
             turn += 1
@@ -135,39 +200,32 @@ class Hearing:
         if reply is not None and said.reply:
             await self._answer(said.reply, reply)
 
-    async def stop(self) -> None:
-        """Look at nothing any more; again is fine."""
-        if self._task is not None:
-            await end_task(self._task)
 
-
-class Questions:
+class Questions(Working):
     """Answers questions for the status, at a cost that does not depend on how many there are.
 
-    An answer is given again for a while: to the first who ask to themselves, and to all others together, once.
+    An answer is used again for a while: the first who ask get it each, and all others get it together, once.
 
     Args:
-        connection: for nothing else than this.
-        subjects: the run's.
+        connection: a connection that is used for nothing else.
+        subjects: the run's subjects.
         status: makes an answer.
-        answer: sends one.
-        rejected: told what is not answered.
+        answer: sends an answer.
+        rejected: is told what is not answered.
     """
 
     def __init__(
         self, connection: Client, subjects: Subjects, status: Callable[[], bytes], answer: Answer, rejected: Rejected
     ) -> None:
-        self._connection = connection
-        self._subjects = subjects
+        self._connection, self._subjects = connection, subjects
         self._status = status
         self._answer = answer
         self._rejected = rejected
-        self._newest: tuple[float, bytes] | None = None  # and since when
-        self._answered: set[str] = set()  # where that has been sent
-        self._together: asyncio.Task[None] | None = None  # answers all who are waiting for it
+        self._newest: tuple[float, bytes] | None = None  # since when, and the answer
+        self._answered: set[str] = set()  # the inboxes that it has been sent to
 
     async def begin(self) -> None:
-        """Begin to listen."""
+        """Begins to listen."""
         subject = self._subjects.status
         await self._connection.subscribe(subject, cb=self._take, pending_bytes_limit=PENDING_QUESTIONS)
 
@@ -182,11 +240,11 @@ class Questions:
         if coordinators or len(self._answered) < ANSWERS:
             self._answered.add(message.reply)
             await self._answer(message.reply, answer)
-        elif self._together is None or self._together.done():
-            self._together = asyncio.create_task(self._answer_all())
+        elif not self.working:
+            self.work(self._answer_all())
 
     def _now(self) -> bytes:
-        """The answer; a new one if that is old."""
+        """Returns the newest answer; makes a new one if it is old."""
         now = time.monotonic()
         if self._newest is None or now > self._newest[0] + STATUS_SECONDS:
             self._newest, self._answered = (now, self._status()), set()
@@ -196,13 +254,49 @@ class Questions:
         await asyncio.sleep(STATUS_SECONDS)
         await self._answer(self._subjects.statuses, self._now())
 
-    async def stop(self) -> None:
-        """Answer nobody any more; again is fine."""
-        if self._together is not None:
-            await end_task(self._together)
-
 
 async def room_to_send(connection: Client) -> None:
-    """Wait until the server has taken what it was sent: ten thousand answers go as fast as it reads."""
+    """Waits until the server has taken what it was sent, so that ten thousand answers go as fast as it reads."""
     while connection.pending_data_size > UNSENT_BYTES and connection.is_connected:
         await asyncio.sleep(0.001)
+
+
+class Pulse(Working):
+    """A clock that stands still while the server is silent, or this process hears nothing.
+
+    So nobody is late for what can't arrive. It sends itself a message over the server all the time.
+
+    Args:
+        connection: to the server.
+    """
+
+    def __init__(self, connection: Client) -> None:
+        self._connection = connection
+        self._heard = self._at = time.monotonic()
+        self._lost = 0.0  # seconds that do not count
+
+    def now(self) -> float:
+        """Returns the time in seconds, which is never less than before."""
+        if self._task is None:
+            return time.monotonic()
+        self._at = max(self._at, min(time.monotonic(), self._heard + DEAF_SECONDS) - self._lost)
+        return self._at
+
+    async def begin(self) -> None:
+        """Begins to listen."""
+        inbox = self._connection.new_inbox()
+        await self._connection.subscribe(inbox, cb=self._hear)
+        self._heard = self._at = time.monotonic()
+        self.work(self._beat(inbox))
+
+    async def _beat(self, inbox: str) -> None:
+        while True:
+            with suppress(nats.errors.Error):
+                await self._connection.publish(inbox)
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _hear(self, message: Msg) -> None:
+        real = time.monotonic()
+        if real > self._heard + DEAF_SECONDS:
+            self._lost = real + RETURN_SECONDS - self.now()
+        self._heard = real

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from copy import copy
 from typing import Any
 
 import nats.errors
@@ -14,8 +15,8 @@ from nats.js import api
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import NetworkError
-from fedseed.transport.base import Fenced, Interrupted, LogLostError, LogWriter, Take, end_task
-from fedseed.transport.signatures import Chain
+from fedseed.transport.base import Fenced, Interrupted, LogLostError, LogOlderError, LogWriter, Take, end_task
+from fedseed.transport.signatures import Chain, signature_in
 from fedseed.transport.subjects import Subjects
 
 REQUEST_SECONDS = 5.0
@@ -51,6 +52,8 @@ async def is_missing(connection: Client, stream: str) -> bool:
 class Reader:
     """What a stream's messages are given to."""
 
+    overlaps = False  # whether its last message must still be there when it is read on after an interruption
+
     def take(self, sequence: int, message: Msg) -> None:
         """The next message."""
 
@@ -60,12 +63,15 @@ class Reader:
     def missing(self) -> None:
         """There is no such stream."""
 
+    def set_back(self) -> None:
+        """The stream is an older one than it was, or another: it is read again from where it was begun."""
+
 
 class NatsFollowing:
     """Reads a stream.
 
     An ephemeral consumer pushes messages to an inbox. A gap, or silence where heartbeats should be, makes a new one
-    that begins with the next message.
+    that begins with the next message; or with the last, to see whether a server came back with an older stream.
 
     Args:
         connection: to NATS.
@@ -88,7 +94,8 @@ class NatsFollowing:
         self._connection = connection
         self._stream = stream
         self._reader = reader
-        self._last = after
+        self.last = self._after = after
+        self._known: Msg | None = None  # the last message, where it must still be there
         self._subject = subject
         self._stopped = stopped
         self._generation = 0
@@ -129,8 +136,9 @@ class NatsFollowing:
     async def _begin(self) -> None:
         await self._drop()
         self._generation += 1
+        generation, known = self._generation, self._known  # messages may come before the answer that says how many do
         inbox = self._connection.new_inbox()
-        deliver = self._delivery(self._generation)
+        deliver = self._delivery(generation)
         self._subscription = await self._connection.subscribe(inbox, cb=deliver, pending_bytes_limit=PENDING_BYTES)
         self._heard = time.monotonic()
         made = await self._connection.jetstream(timeout=REQUEST_SECONDS).add_consumer(
@@ -139,7 +147,7 @@ class NatsFollowing:
                 name=secrets.token_hex(8),
                 deliver_subject=inbox,
                 deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=self._last + 1,
+                opt_start_seq=self.last + (known is None),
                 filter_subject=self._subject,
                 ack_policy=api.AckPolicy.NONE,
                 max_deliver=1,
@@ -151,7 +159,16 @@ class NatsFollowing:
         )
         self._heard = time.monotonic()
         if not made.num_pending:  # as it was before anything was delivered
-            self._reader.caught_up()
+            if known is None:
+                self._reader.caught_up()
+            elif generation == self._generation:
+                self._set_back()
+
+    def _set_back(self) -> None:
+        self._generation += 1
+        self.last, self._known = self._after, None
+        self._reader.set_back()
+        self._again.set()
 
     def _delivery(self, generation: int) -> Callable[[Msg], Awaitable[None]]:
         """What takes the messages of one consumer."""
@@ -177,8 +194,14 @@ class NatsFollowing:
                 self._again.set()
                 return
             expected += 1
-            self._last = sequence
-            self._reader.take(sequence, message)
+            if number == 1 and (known := self._known) is not None:
+                there = sequence, message.data, signature_in(message.headers)
+                if there != (self.last, known.data, signature_in(known.headers)):
+                    self._set_back()
+                    return
+            else:
+                self.last, self._known = sequence, message if self._reader.overlaps else None
+                self._reader.take(sequence, message)
             if not pending:
                 self._reader.caught_up()
 
@@ -204,12 +227,16 @@ class LogReader(Reader):
         until: the last message that is looked at; None: there is no last.
     """
 
+    overlaps = True
+
     def __init__(
         self, run: str, chain: Chain, after: int, take: Take, foreign: Callable[[], None], lost: Callable[[bool], None],
         until: int | None = None,
     ) -> None:  # fmt: skip
         self.run = run
         self.chain = chain
+        self._begins = chain.head
+        self.first = 0 if chain.checks else after  # after which message to begin: a chain is followed from its start
         self.complete = asyncio.Event()  # all that stood there when it was first looked at has been taken
         self._after = after
         self._take = take
@@ -219,11 +246,6 @@ class LogReader(Reader):
         self._missing: float | None = None  # since when
         self._lost_since: float | None = None  # when it was said to be lost
 
-    @property
-    def first(self) -> int:
-        """After which message to begin: a chain is followed from its beginning."""
-        return 0 if self.chain.checks else self._after
-
     def take(self, sequence: int, message: Msg) -> None:
         if self._until is not None and sequence > self._until:
             return
@@ -231,6 +253,9 @@ class LogReader(Reader):
             self._foreign()
         elif sequence > self._after:
             self._take(sequence, message.data)
+
+    def set_back(self) -> None:
+        self.chain.head = self._begins
 
     def caught_up(self) -> None:
         self.complete.set()
@@ -312,6 +337,8 @@ class NatsLogWriter(LogWriter):
             receipt = await self._stream.publish(self._subjects.log, entry, headers={**expected, **(headers or {})})
         except APIError as error:
             if error.err_code == WRONG_LAST_SEQUENCE:
+                if last is not None and await self._is_older(last):
+                    raise LogOlderError(self.run) from error
                 raise Fenced from error
             raise NetworkError(f"the log of run {self.run} can't be written: {error}") from error
         except NoStreamResponseError as error:
@@ -322,10 +349,23 @@ class NatsLogWriter(LogWriter):
             raise Interrupted(str(error)) from error
         return receipt.seq
 
+    async def _is_older(self, last: int) -> bool:
+        """Whether the stream ends before a message that stood in it."""
+        try:
+            return bool((await self._stream.stream_info(self._subjects.stream)).state.last_seq < last)
+        except (TimeoutError, nats.errors.Error) as error:
+            raise Interrupted(str(error)) from error
+
     async def _next(self) -> bytes | None:
         """The next entry that counts; None: there are only others' messages, up to where the log stands now."""
-        assert self._chain is not None
-        ahead = _Ahead(self._chain, self._foreign)
+        chain, found = copy(self._chain), list[tuple[int, bytes, bytes]]()
+        assert chain is not None
+
+        def take(sequence: int, data: bytes) -> None:
+            found.append((sequence, chain.head, data))
+            ahead.complete.set()
+
+        ahead = LogReader(self.run, chain, 0, take, self._foreign, lambda for_good: None)
         following = NatsFollowing(self._connection, self._subjects.stream, ahead, self._sequence)
         try:
             await asyncio.wait_for(ahead.complete.wait(), READING_SECONDS)
@@ -333,10 +373,10 @@ class NatsLogWriter(LogWriter):
             raise Interrupted("the log can't be read") from error
         finally:
             await following.stop()
-        self._sequence = max(self._sequence, ahead.passed)
-        if ahead.found is None:
+        if not found:
+            self._sequence = max(self._sequence, following.last)
             return None
-        sequence, head, entry = ahead.found
+        sequence, head, entry = found[0]
         self._stored = self.last + 1, sequence, head
         return entry
 
@@ -355,33 +395,3 @@ class NatsLogWriter(LogWriter):
         with suppress(nats.errors.Error, TimeoutError):
             info = await self._stream.stream_info(self._subjects.stream)
             await self._stream.update_stream(info.config.evolve(description=OVER))
-
-
-class _Ahead(Reader):
-    """Reads to the first entry that counts, and no further.
-
-    Args:
-        chain: tells which counts; it stays where it is.
-        foreign: told of each message that does not.
-    """
-
-    def __init__(self, chain: Chain, foreign: Callable[[], None]) -> None:
-        self.complete = asyncio.Event()
-        self.passed = 0  # the last message before that
-        self.found: tuple[int, bytes, bytes] | None = None  # its sequence number, signature and bytes
-        self._chain = chain
-        self._foreign = foreign
-
-    def take(self, sequence: int, message: Msg) -> None:
-        if self.found is not None:
-            return
-        head = self._chain.head
-        if self._chain.take(message.data, message.headers):
-            self.found, self._chain.head = (sequence, self._chain.head, message.data), head
-            self.complete.set()
-        else:
-            self.passed = sequence
-            self._foreign()
-
-    def caught_up(self) -> None:
-        self.complete.set()

@@ -10,10 +10,10 @@ import base64
 import datetime
 import hashlib
 import json
+import re
 import secrets
 import time
 from contextlib import suppress
-from typing import NamedTuple
 
 import nats.errors
 from nats.aio.client import Client
@@ -23,35 +23,18 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.transport.nats_log import NatsFollowing, Reader
-from fedseed.transport.signatures import Headers, Signatures
+from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
 
-PLACE = "Fedseed-Chunk"
+PLACE = "Fedseed-Chunk"  # header: in which attempt to store, which chunk it is, bytes of all together
 CHUNK_BYTES = 128 * 1024
 AT_ONCE = 8  # chunks on their way
 CHUNK_SECONDS = 30.0  # for the receipt of one
 PATIENCE_SECONDS = 3600.0  # through interruptions, as for the log
 RETRY_SECONDS = 0.2
+_PLACE = re.compile(r"([^.]*)\.(\d{1,15})\.(\d{1,15})")
 UNAVAILABLE = 10008  # for now, in a cluster
 NO_ROOM = 10077
-
-
-class _Place(NamedTuple):
-    """Where a chunk belongs: in which attempt to store, which it is, how many bytes all are together."""
-
-    attempt: str
-    number: int
-    size: int
-
-    def encode(self) -> str:
-        return f"{self.attempt}.{self.number}.{self.size}"
-
-    @classmethod
-    def decode(cls, headers: Headers) -> "_Place | None":
-        parts = (headers or {}).get(PLACE, "").split(".")
-        if len(parts) != 3 or not all(part.isdecimal() and len(part) < 16 for part in parts[1:]):
-            return None
-        return cls(parts[0], int(parts[1]), int(parts[2]))
 
 
 class Objects:
@@ -68,13 +51,8 @@ class Objects:
         self._subjects = subjects
         self._signatures = signatures
         self._stream = connection.jetstream(timeout=CHUNK_SECONDS)
-        self._readers: set[NatsFollowing] = set()
+        self.readers: set[NatsFollowing] = set()
         self._stored: set[str] = set()  # names of what this process has stored
-
-    def restart(self) -> None:
-        """The connection was interrupted."""
-        for following in self._readers:
-            following.restart()
 
     # -- storing -----------------------------------------------------------------------------------------------
 
@@ -124,7 +102,7 @@ class Objects:
             for number, start in enumerate(starts):
                 chunk = data[start : start + CHUNK_BYTES]
                 digest.update(chunk)
-                place = _Place(attempt, number, len(data)).encode()
+                place = f"{attempt}.{number}.{len(data)}"
                 signed = self._signatures.headers(chunks, chunk, place.encode()) or {}
                 headers = {PLACE: place, **signed}
                 sending.append(asyncio.create_task(self._stream.publish(chunks, chunk, headers=headers)))
@@ -173,13 +151,13 @@ class Objects:
         reading = _Reading(self._subjects.chunks(owner, name), name, size, owner, self._signatures)
         stream = f"OBJ_{self._subjects.bucket(owner)}"
         following = NatsFollowing(self._connection, stream, reading, 0, reading.subject)
-        self._readers.add(following)
+        self.readers.add(following)
         try:
             return await asyncio.wait_for(reading.found, PATIENCE_SECONDS)
         except TimeoutError as error:
             raise MessageError(f"the object {name} can't be had: it does not come") from error
         finally:
-            self._readers.discard(following)
+            self.readers.discard(following)
             await following.stop()
             reading.forget()
 
@@ -207,27 +185,29 @@ class _Reading(Reader):
         self._why = f"the object {name} can't be had: it is not there"
 
     def take(self, sequence: int, message: Msg) -> None:
-        place = _Place.decode(message.headers)
-        if self.found.done() or place is None or not self._is_owners(message, place):
+        place = _PLACE.fullmatch((message.headers or {}).get(PLACE, ""))
+        if self.found.done() or place is None:
             return
-        if place.size != self._size:
-            self._why = f"an object of {place.size:,} bytes, {self._size:,} were announced"
+        signed = self.subject, message.data, message.headers, place[0].encode()
+        if not (
+            self._signatures.of_coordinator(*signed)
+            if self._owner is None
+            else self._signatures.of_client(self._owner, *signed)
+        ):
             return
-        if place.attempt != self._attempt:  # from the beginning, perhaps once more
-            self._attempt, self._chunks, self._there = place.attempt, {}, 0
-        if place.number in self._chunks or self._there + len(message.data) > self._size:
+        attempt, number, size = place[1], int(place[2]), int(place[3])
+        if size != self._size:
+            self._why = f"an object of {size:,} bytes, {self._size:,} were announced"
             return
-        self._chunks[place.number] = message.data
+        if attempt != self._attempt:  # from the beginning, perhaps once more
+            self._attempt, self._chunks, self._there = attempt, {}, 0
+        if number in self._chunks or self._there + len(message.data) > self._size:
+            return
+        self._chunks[number] = message.data
         self._there += len(message.data)
         if self._there == self._size:
             chunks, self._chunks = self._chunks, {}
             self.found.set_result(b"".join(chunks[number] for number in sorted(chunks)))
-
-    def _is_owners(self, message: Msg, place: _Place) -> bool:
-        signed = self.subject, message.data, message.headers, place.encode().encode()
-        if self._owner is None:
-            return self._signatures.of_coordinator(*signed)
-        return self._signatures.of_client(self._owner, *signed)
 
     def caught_up(self) -> None:
         if not self.found.done():

@@ -126,20 +126,18 @@ class Signatures:
 
     # -- signing -----------------------------------------------------------------------------------------------
 
-    def sign(self, subject: str, data: bytes, after: bytes = b"") -> bytes | None:
-        """A signature of 64 bytes; None: there is no key.
+    def headers(self, subject: str, data: bytes, after: bytes = b"") -> dict[str, str] | None:
+        """The header with a signature of 64 bytes; None: there is no key.
 
         Args:
             subject: where the message goes.
             data: the message.
             after: what else it covers.
         """
-        return None if self.own is None else bytes(self.own.sign(_digested(subject, data, after)).signature)
-
-    def headers(self, subject: str, data: bytes, after: bytes = b"") -> dict[str, str] | None:
-        """The header with a signature; None: there is no key. Arguments as for `sign`."""
-        signature = self.sign(subject, data, after)
-        return None if signature is None else {HEADER: base64.b64encode(signature).decode()}
+        if self.own is None:
+            return None
+        signature = self.own.sign(_digested(subject, data, after)).signature
+        return {HEADER: base64.b64encode(signature).decode()}
 
     # -- checking ----------------------------------------------------------------------------------------------
 
@@ -223,6 +221,7 @@ class Chain:
 
     def sign(self, data: bytes) -> tuple[dict[str, str], bytes]:
         """The header of the next entry, and what `head` is once it stands in the log."""
-        signature = self._signatures.sign(self._subject, data, self.head)
-        assert signature is not None
-        return {HEADER: base64.b64encode(signature).decode()}, signature
+        headers = self._signatures.headers(self._subject, data, self.head)
+        signature = signature_in(headers)
+        assert headers is not None and signature is not None
+        return headers, signature

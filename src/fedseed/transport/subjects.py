@@ -12,7 +12,6 @@ import base64
 import hashlib
 import re
 import unicodedata
-from dataclasses import dataclass
 from functools import lru_cache
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
@@ -59,47 +58,17 @@ def name_of(part: str) -> str | None:
     return name if token(name) == part else None
 
 
-def bucket_token(name: str) -> str:
-    """A client's name in that of a bucket, where "=" is not allowed."""
-    plain = token(name)
-    return plain if "=" not in plain else hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
-
-
-@dataclass(frozen=True)
 class Subjects:
     """The names a run has on a server."""
 
-    run: str
-
-    @property
-    def root(self) -> str:
-        """What all subjects of the run begin with."""
-        return f"fedseed.{self.run}"
-
-    @property
-    def stream(self) -> str:
-        """The stream's name."""
-        return f"fedseed--{self.run}"
-
-    @property
-    def log(self) -> str:
-        """The stream's subject."""
-        return f"{self.root}.log"
-
-    @property
-    def down(self) -> str:
-        """Coordinator to everybody."""
-        return f"{self.root}.down"
-
-    @property
-    def status(self) -> str:
-        """Questions to the coordinator."""
-        return f"{self.root}.status"
-
-    @property
-    def statuses(self) -> str:
-        """Answers to all who ask for the status at once; watchers may read what goes to their inboxes."""
-        return f"{self.inbox('watcher')}.all"
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.root = f"fedseed.{run}"  # what all subjects of the run begin with
+        self.stream = f"fedseed--{run}"
+        self.log = f"{self.root}.log"  # the stream's subject
+        self.down = f"{self.root}.down"  # coordinator to everybody
+        self.status = f"{self.root}.status"  # questions to the coordinator
+        self.statuses = f"{self.inbox('watcher')}.all"  # answers to all who ask at once; watchers read their inboxes
 
     def up(self, client: str, what: str) -> str:
         """From a client."""
@@ -111,7 +80,12 @@ class Subjects:
 
     def bucket(self, client: str | None = None) -> str:
         """The object store of a client, or (None) the coordinator's."""
-        return f"fedseed--{self.run}--{'down' if client is None else 'up--' + bucket_token(client)}"
+        if client is None:
+            return f"{self.stream}--down"
+        plain = token(client)
+        if "=" in plain:  # which is not allowed there
+            plain = hashlib.blake2b(client.encode(), digest_size=12).hexdigest()
+        return f"{self.stream}--up--{plain}"
 
     def chunks(self, owner: str | None, name: str) -> str:
         """The subject of an object's chunks."""

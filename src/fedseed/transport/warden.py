@@ -15,36 +15,33 @@ import nats.errors
 from nats.aio.client import Client
 from nats.js.errors import APIError, NoStreamResponseError
 
-from fedseed.transport.base import end_task
+from fedseed.transport.base import Working
+from fedseed.transport.nats_log import REQUEST_SECONDS
 
 LOOK_SECONDS = 0.25  # between looks, for each answer of the server that one takes
-REQUEST_SECONDS = 5.0
 AT_ONCE = 256  # consumers in one answer of the server
 
 
-class Warden:
+class Warden(Working):
     """Looks at streams' consumers now and then.
 
     Args:
         connection: the coordinator's.
         streams: the streams that others may read.
         inboxes: what the subjects begin with where deliveries are in order.
-        rejected: told how many consumers were deleted.
+        rejected: told of each consumer that was deleted.
     """
 
-    def __init__(
-        self, connection: Client, streams: Sequence[str], inboxes: str, rejected: Callable[[int], None]
-    ) -> None:
+    def __init__(self, connection: Client, streams: Sequence[str], inboxes: str, rejected: Callable[[], None]) -> None:
         self._connection = connection
         self._stream = connection.jetstream(timeout=REQUEST_SECONDS)
         self._streams = streams
         self._inboxes = inboxes
         self._rejected = rejected
-        self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Begin to look."""
-        self._task = asyncio.create_task(self._keep_looking())
+        self.work(self._keep_looking())
 
     async def _keep_looking(self) -> None:
         while True:
@@ -61,21 +58,20 @@ class Warden:
 
     async def look(self, stream: str) -> int:
         """Delete a stream's consumers that deliver elsewhere; how many others it has. Raises nats' errors."""
-        offset, deleted = 0, 0
+        offset = 0
         while True:
             found = await self._listed(stream, offset)
             gone = 0
             for info in found:
-                if info is not None and not self._in_order(info["config"].get("deliver_subject")):
+                subject = None if info is None else info["config"].get("deliver_subject")  # None: it is fetched
+                if info is not None and subject is not None and not subject.startswith(self._inboxes):
                     with suppress(APIError):  # it is gone already; one that stays is passed over
                         gone += await self._delete(stream, info["name"])
-            deleted += gone
+            for _ in range(gone):
+                self._rejected()
             offset += len(found) - gone
             if len(found) < AT_ONCE:
-                break
-        if deleted:
-            self._rejected(deleted)
-        return offset
+                return offset
 
     async def _listed(self, stream: str, offset: int) -> list[dict[str, Any] | None]:
         """What the server says of consumers, None of one that has gone meanwhile (nats-py can't read those)."""
@@ -98,12 +94,3 @@ class Warden:
             except nats.errors.BadSubjectError:
                 return False
         return True
-
-    def _in_order(self, subject: str | None) -> bool:
-        """Whether deliveries there reach nobody who has not asked for them; None: they are fetched."""
-        return subject is None or subject.startswith(self._inboxes)
-
-    async def stop(self) -> None:
-        """Look no more; again is fine."""
-        if self._task is not None:
-            await end_task(self._task)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator, Sequence
 
 from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
@@ -13,6 +14,18 @@ def leaf_hash(leaf: bytes | memoryview) -> bytes:
     return hashlib.blake2b(leaf, digest_size=32, person=b"fedseed leaf").digest()
 
 
+def digest_of(tensors: Iterable[tuple[str, str, Sequence[int], Iterable[bytes | memoryview]]], kind: DigestKind) -> str:
+    """The hex digest of (name, dtype, shape, bytes) of each tensor; for "blake2b-tree", its leaves' hashes as bytes."""
+    tree = kind == "blake2b-tree"
+    digest = hashlib.blake2b(digest_size=16, person=b"fedseed tree" if tree else b"")
+    for name, dtype, shape, parts in tensors:
+        about = json.dumps([name, dtype, list(shape)], separators=(",", ":")) + "\n" if tree else ""
+        digest.update((about or f"{name}|{dtype}|{list(shape)}|").encode())
+        for part in parts:
+            digest.update(part)
+    return digest.hexdigest()
+
+
 def dense_digest(layout: Layout, data: bytes, kind: DigestKind) -> str:
     """Returns the digest that `ParameterSpace.digest` gives for the same weights.
 
@@ -21,18 +34,13 @@ def dense_digest(layout: Layout, data: bytes, kind: DigestKind) -> str:
         data: their bytes, one after the other.
         kind: how they are hashed.
     """
-    tree = kind == "blake2b-tree"
-    digest = hashlib.blake2b(digest_size=16, person=b"fedseed tree" if tree else b"")
-    rest = memoryview(data)
-    for entry in layout.tensors:
-        size = entry.size * ITEM_BYTES[entry.dtype]
-        tensor, rest = rest[:size], rest[size:]
-        if tree:
-            about = [entry.name, entry.dtype, list(entry.shape)]
-            digest.update(json.dumps(about, separators=(",", ":")).encode() + b"\n")
-            for start in range(0, size, LEAF_BYTES):
-                digest.update(leaf_hash(tensor[start : start + LEAF_BYTES]))
-        else:
-            digest.update(f"{entry.name}|{entry.dtype}|{list(entry.shape)}|".encode())
-            digest.update(tensor)
-    return digest.hexdigest()
+
+    def tensors() -> Iterator[tuple[str, str, Sequence[int], Iterable[bytes | memoryview]]]:
+        rest = memoryview(data)
+        for entry in layout.tensors:
+            size = entry.size * ITEM_BYTES[entry.dtype]
+            tensor, rest = rest[:size], rest[size:]
+            leaves = (leaf_hash(tensor[at : at + LEAF_BYTES]) for at in range(0, size, LEAF_BYTES))
+            yield entry.name, entry.dtype, entry.shape, leaves if kind == "blake2b-tree" else [tensor]
+
+    return digest_of(tensors(), kind)

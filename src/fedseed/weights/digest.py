@@ -14,18 +14,16 @@ There are two kinds; an orbit's header says which its digests are.
 What lies on a GPU is copied to host memory piece by piece: no whole tensor is there twice.
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 
 import torch
 
-from fedseed.weights.dense_digest import LEAF_BYTES, leaf_hash
+from fedseed.weights.dense_digest import LEAF_BYTES, digest_of, leaf_hash
 from fedseed.weights.layout import DigestKind
 
 PIECE_BYTES = 8 * LEAF_BYTES  # what a thread takes at a time, and what is copied from a GPU at once
-_LEAF_HASH_BYTES = 32
 
 Named = Sequence[tuple[str, torch.Tensor]]
 
@@ -49,20 +47,11 @@ def hash_tensors(named: Named, kind: DigestKind = "blake2b", threads: int | None
         kind: how they are hashed.
         threads: at most so many ("blake2b" takes one); None: as many as torch has. The digest does not depend on it.
     """
-    if kind == "blake2b":
-        digest = hashlib.blake2b(digest_size=16)
-        for name, tensor in named:
-            digest.update(f"{name}|{dtype_name(tensor)}|{list(tensor.shape)}|".encode())
-            for piece in _pieces(tensor):
-                digest.update(_on_host(piece))
-        return digest.hexdigest()
-    digest = hashlib.blake2b(digest_size=16, person=b"fedseed tree")
-    leaves = _hash_leaves([tensor for _, tensor in named], threads or torch.get_num_threads())
-    for (name, tensor), hashes in zip(named, leaves, strict=True):
-        about = [name, dtype_name(tensor), list(tensor.shape)]
-        digest.update(json.dumps(about, separators=(",", ":")).encode() + b"\n")
-        digest.update(hashes)
-    return digest.hexdigest()
+    parts: Iterable[Iterable[bytes | memoryview]] = (map(_on_host, _pieces(tensor)) for _, tensor in named)
+    if kind == "blake2b-tree":
+        parts = _hash_leaves([tensor for _, tensor in named], threads or torch.get_num_threads())
+    each = zip(named, parts, strict=True)
+    return digest_of(((name, dtype_name(tensor), tensor.shape, own) for (name, tensor), own in each), kind)
 
 
 def base_digest(model: torch.nn.Module, kind: DigestKind = "blake2b") -> str:
@@ -101,39 +90,30 @@ def _on_host(piece: torch.Tensor) -> memoryview:
     return piece.cpu().numpy().data
 
 
-def _hash_leaves(tensors: Sequence[torch.Tensor], threads: int) -> Iterator[bytes]:
-    """For each tensor the hashes of its leaves, one after the other."""
+def _hash_leaves(tensors: Sequence[torch.Tensor], threads: int) -> Iterator[list[bytes]]:
+    """For each tensor the hashes of its leaves."""
     # a task for a thread is some pieces of neighbouring tensors: most models have hundreds of tiny ones
     tasks: list[list[torch.Tensor]] = []
     counts = []  # of each tensor's leaves
     room = 0
     for tensor in tensors:
-        leaves = 0
+        counts.append(-(-tensor.numel() * tensor.element_size() // LEAF_BYTES))
         for piece in _pieces(tensor):
             if len(piece) > room:
                 tasks.append([])
                 room = PIECE_BYTES
             tasks[-1].append(piece)
             room -= len(piece)
-            leaves += -(-len(piece) // LEAF_BYTES)
-        counts.append(leaves)
     threads = min(threads, len(tasks))
     if threads <= 1:
-        hashes = b"".join(map(_hash_task, tasks))
+        hashes = chain.from_iterable(map(_hash_task, tasks))
     else:
         with ThreadPoolExecutor(threads, "digest") as pool:  # hashing releases the interpreter's lock
-            hashes = b"".join(pool.map(_hash_task, tasks))
-    start = 0
-    for leaves in counts:
-        stop = start + leaves * _LEAF_HASH_BYTES
-        yield hashes[start:stop]
-        start = stop
+            hashes = chain.from_iterable(list(pool.map(_hash_task, tasks)))
+    for count in counts:
+        yield list(islice(hashes, count))
 
 
-def _hash_task(pieces: Sequence[torch.Tensor]) -> bytes:
-    hashes = []
-    for piece in pieces:
-        data = _on_host(piece)
-        for start in range(0, len(data), LEAF_BYTES):
-            hashes.append(leaf_hash(data[start : start + LEAF_BYTES]))
-    return b"".join(hashes)
+def _hash_task(pieces: Sequence[torch.Tensor]) -> list[bytes]:
+    whole = map(_on_host, pieces)
+    return [leaf_hash(data[at : at + LEAF_BYTES]) for data in whole for at in range(0, len(data), LEAF_BYTES)]

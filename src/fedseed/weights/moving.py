@@ -11,12 +11,11 @@ import torch
 
 from fedseed.optimizers.rules import Moments, Rule
 from fedseed.randomness import kernels
-from fedseed.randomness.kernels.reference import Part
 from fedseed.weights import stochastic
 from fedseed.weights.change import Add, Rounding, Term
 from fedseed.weights.digest import dtype_name
 from fedseed.weights.offload import Offloaded
-from fedseed.weights.vector import Prepare, Vector, check_scale, flat, operand, write_back
+from fedseed.weights.vector import Prepare, Vector, flat, operand, write_back
 
 PIECE = 1 << 22  # elements worked on at a time where a buffer is needed: bounds it by 16 MiB
 SMALL = 1 << 13  # elements of a tensor for which a call takes longer than the work: many of them share one
@@ -61,24 +60,10 @@ def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
     Raises:
         ValueError: as `Vector.preparing` does; the weights are unchanged then.
     """
-    checked = []
-    for step in steps:
-        check_scale(step.scale)
-        checked.append(
-            (
-                [
-                    (t.basis.spec_on(vector.layout.matrices), t.first, vector.per_block(t.coefficients))
-                    for t in step.terms
-                ],
-                step.scale,
-            )
-        )
-    if not checked:
-        return
+    sums = [(vector.parts(step.terms, step.scale), step.scale) for step in steps]
 
     def prepare(kernel: kernels.Kernels, block: int, length: int) -> Any:
-        sums = [([Part(s, first, c[block]) for s, first, c in terms], scale) for terms, scale in checked]
-        return kernel.prepare_steps(sums, length)
+        return kernel.prepare_steps([(parts(block), scale) for parts, scale in sums], length)
 
     for index, lo, hi, start, kernel, prepared in vector.pieces(prepare):
         p = vector.parameters[index]

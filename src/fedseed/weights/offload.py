@@ -1,15 +1,15 @@
-"""Copies of tensors kept out of the way: beside weights on a CPU in a mapped temporary file, beside a GPU in its host.
+"""Keeps copies of tensors out of the way: of weights on a CPU in a mapped temporary file, of a GPU's in its host.
 
 A mapped file costs no memory of its own: its pages are read where they lie in the system's cache, piece by piece, and
 given back right after. A GPU's host keeps pinned memory, from which pieces are copied without waiting.
 """
 
 import mmap
-import os
+import subprocess
 import tempfile
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import suppress
 from shutil import disk_usage
 from typing import Literal
 
@@ -17,21 +17,21 @@ import torch
 
 from fedseed.weights.digest import tensor_bytes
 
-PIECE = 1 << 22  # elements that are read at a time: bounds what is mapped, or copied to a GPU, by 16 MiB
+PIECE = 1 << 22  # elements that are read at a time; this bounds what is mapped, or copied to a GPU, by 16 MiB
 WORTH = 1 << 26  # bytes of a copy from which on "auto" keeps it out of the way
 ALIGNED = 64  # a tensor's bytes begin at a multiple of this
 Offload = bool | Literal["auto"]
 
 
 class Offloaded(Sequence[torch.Tensor]):
-    """Copies of tensors that lie elsewhere; as tensors of a CPU, which nobody must write to."""
+    """Holds copies of tensors that lie elsewhere; hands them out as tensors of a CPU, which nobody may write to."""
 
     @abstractmethod
     def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]  # no slices
-        """One of them."""
+        """Returns one of the tensors."""
 
     def pieces(self, index: int, first: int, last: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """(lo, hi, elements) for pieces of the elements first..last of a tensor, flat; each is good until the next.
+        """Yields (lo, hi, elements) for pieces of elements first..last of a tensor, flat; each is valid until the next.
 
         Args:
             index: which tensor.
@@ -44,10 +44,10 @@ class Offloaded(Sequence[torch.Tensor]):
             self.release(index, lo, hi)
 
     def release(self, index: int, lo: int, hi: int) -> None:
-        """Some elements of a tensor are not needed for now."""
+        """Tells that some elements of a tensor are not needed for now."""
 
     def restore(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy all into tensors of the same shapes and dtypes."""
+        """Copies all into tensors of the same shapes and dtypes."""
         with torch.no_grad():
             for index, tensor in enumerate(tensors):
                 out = tensor.detach()
@@ -60,7 +60,7 @@ class Offloaded(Sequence[torch.Tensor]):
 
 
 class InFile(Offloaded):
-    """Copies in a temporary file (where `TMPDIR` says) that is mapped.
+    """Keeps copies in a temporary file (where `TMPDIR` says) that is mapped.
 
     Args:
         tensors: what to keep.
@@ -89,7 +89,7 @@ class InFile(Offloaded):
         return len(self._like)
 
     def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
-        """A tensor on the file's pages."""
+        """Returns a tensor on the file's pages."""
         like = self._like[index]
         if self._map is None or not like.numel():
             return torch.empty_like(like, device="cpu")
@@ -102,7 +102,7 @@ class InFile(Offloaded):
             self.release(index, 0, like.numel())
 
     def release(self, index: int, lo: int, hi: int) -> None:
-        """Take the pages out of this process; the system's cache, or the file, has them still."""
+        """Takes the pages out of this process; the system's cache, or the file, still has them."""
         item = self._like[index].element_size()
         begin = (self._at[index] + lo * item) // mmap.PAGESIZE * mmap.PAGESIZE
         length = self._at[index] + hi * item - begin
@@ -111,7 +111,7 @@ class InFile(Offloaded):
 
 
 class InHostMemory(Offloaded):
-    """Copies in the memory of a GPU's host, pinned where there is a GPU.
+    """Keeps copies in the memory of a GPU's host, pinned where there is a GPU.
 
     Args:
         tensors: what to keep.
@@ -130,22 +130,22 @@ class InHostMemory(Offloaded):
         return len(self._kept)
 
     def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
-        """A tensor of the host."""
+        """Returns a tensor of the host."""
         return self._kept[index]
 
 
 def offloaded(tensors: Sequence[torch.Tensor]) -> Offloaded:
-    """Copies of tensors, kept where that suits their device."""
+    """Returns copies of tensors, kept where that suits their device."""
     on_cpu = all(t.device.type == "cpu" for t in tensors)
     return InFile(tensors) if on_cpu else InHostMemory(tensors)
 
 
 def copies(tensors: Sequence[torch.Tensor], offload: Offload, often: bool = False) -> Sequence[torch.Tensor]:
-    """Copies of tensors for later, beside them or out of the way.
+    """Returns copies of tensors for later, kept beside them or out of the way.
 
     Args:
         tensors: what to keep.
-        offload: whether out of the way; "auto": where that costs next to nothing (`out_of_the_way`).
+        offload: whether to keep them out of the way; "auto": where that costs next to nothing (`out_of_the_way`).
         often: whether they will be read at every local step, not only a few times a round.
     """
     if offload is True or (offload == "auto" and out_of_the_way(tensors, often)):
@@ -172,22 +172,11 @@ def out_of_the_way(tensors: Sequence[torch.Tensor], often: bool = False) -> bool
 
 
 def has_disk(size: int) -> bool:
-    """Whether temporary files lie on a disk (not in memory) with room for `size` bytes, twice."""
+    """Returns whether temporary files lie on a disk (not in memory) with room for `size` bytes, twice."""
     folder = tempfile.gettempdir()
-    return disk_usage(folder).free > 2 * size and _file_system(folder) not in ("tmpfs", "ramfs")
-
-
-def _file_system(folder: str) -> str:
-    """The kind of file system that a folder is on, as Linux calls it; "" where that can't be told."""
-    try:
-        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    real = os.path.realpath(folder)
-    longest, kind = -1, ""
-    for line in lines:
-        _, place, found, *_ = line.split(" ")
-        place = place.replace("\\040", " ")
-        if (real + "/").startswith(place.rstrip("/") + "/") and len(place) >= longest:
-            longest, kind = len(place), found
-    return kind
+    if disk_usage(folder).free <= 2 * size:
+        return False
+    with suppress(OSError):
+        found = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, check=False)
+        return found.stdout.strip() not in ("tmpfs", "ramfs")
+    return True

@@ -1,4 +1,4 @@
-"""Looking at a model from w + scale * v without changing w.
+"""Evaluates a model at w + scale * v without changing w.
 
 While the mode below is active, every torch function that is given one of the space's parameters gets a perturbed copy
 of it instead, made on the fly. The weights are never written, so they can't drift. Because the exchange happens where a
@@ -11,8 +11,9 @@ uses again; an embedding gets the rows it looks up; a product with a large matri
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from fedseed.weights.digest import dtype_name
 from fedseed.weights.moving import PIECE, SMALL, Moves, move_small, scaled
 from fedseed.weights.vector import Vector, flat, operand
 
-# what asks a tensor about itself, not for its values: no copy is made for these
+# functions that ask a tensor about itself, not for its values: no copy is made for them
 _ASKS = {
     "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "get_device",
     "is_contiguous", "is_floating_point", "is_complex", "is_inference", "is_signed", "is_pinned", "type",
@@ -45,18 +46,11 @@ FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy a
 FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
 _SHORT_CUTS = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 _MAY_HOLD = (torch.Tensor, list, tuple, dict)
-_WAYS: dict[Any, str] = {}  # what to do with which function, found out once
 
 
+@cache
 def way_of(func: Any) -> str:
     """Returns how weights that a function is given are exchanged: "ask" (not at all), or what is special about it."""
-    way = _WAYS.get(func)
-    if way is None:
-        way = _WAYS[func] = _way(func)
-    return way
-
-
-def _way(func: Any) -> str:
     name = getattr(func, "__name__", "")
     if name in _ASKS:
         return "ask"
@@ -67,15 +61,28 @@ def _way(func: Any) -> str:
     return special.get(func, "consumer" if func in _CONSUMERS else "any")
 
 
+def exchanged(value: Any, ours: Container[torch.Tensor], make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns the value with every tensor that is ours, also in lists, tuples and dictionaries, exchanged."""
+    if isinstance(value, torch.Tensor):
+        return make(value) if value in ours else value
+    if type(value) in (list, tuple):
+        if not any(isinstance(v, _MAY_HOLD) for v in value):  # a batch may be made of thousands of numbers
+            return value
+        return type(value)([exchanged(v, ours, make) for v in value])
+    if type(value) is dict:
+        return {k: exchanged(v, ours, make) for k, v in value.items()}
+    return value
+
+
 def can_exchange(model: torch.nn.Module) -> bool:
-    """Whether parameters can be exchanged where they are used: not inside scripted or compiled code."""
-    compiler = sys.modules.get("torch._dynamo")  # not imported: nothing is compiled, and it would take two seconds
+    """Returns whether parameters can be exchanged where they are used: not inside scripted or compiled code."""
+    compiler = sys.modules.get("torch._dynamo")  # if not imported, nothing is compiled; importing takes two seconds
     compiled = (torch.jit.ScriptModule, *([] if compiler is None else [compiler.OptimizedModule]))
     return not any(isinstance(module, compiled) for module in model.modules())
 
 
 class Perturbation:
-    """w + scale * direction, tensor by tensor or in parts of tensors: what `PerturbedUse` hands out.
+    """Makes w + scale * direction, tensor by tensor or in parts of tensors: what `PerturbedUse` hands out.
 
     Args:
         vector: the tensors.
@@ -95,15 +102,15 @@ class Perturbation:
         self._prepared: dict[tuple[str, int], Any] = {}
         self._small: dict[int, torch.Tensor] | None = None  # perturbed copies
 
-    def __contains__(self, tensor: torch.Tensor) -> bool:
+    def __contains__(self, tensor: object) -> bool:
         return tensor in self._vector
 
     def scratch(self, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """The CPU's memory for `count` elements, used again and again: what it held before is lost."""
+        """Returns the CPU's memory for `count` elements, used again and again: what it held before is lost."""
         return self._vector.scratch(dtype, count)
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The perturbed parameter; not to be written to."""
+        """Returns the perturbed parameter, which nobody may write to."""
         if parameter.numel() <= SMALL and self._scaling is None:
             if self._small is None:
                 self._small = self._make_small()
@@ -114,7 +121,7 @@ class Perturbation:
         return out.view(parameter.shape)
 
     def _make_small(self) -> dict[int, torch.Tensor]:
-        """All small parameters that lie in one block each, at once."""
+        """Returns perturbed copies of all small parameters that lie in one block each, made at once."""
         vector = self._vector
         copies, moves = {}, Moves()
         for p in vector.parameters:
@@ -129,7 +136,7 @@ class Perturbation:
         return copies
 
     def copy(self, parameter: torch.Tensor, lo: int, hi: int, out: torch.Tensor) -> None:
-        """out = elements lo..hi of the perturbed parameter, flat."""
+        """Writes elements lo..hi of the perturbed parameter, flat, to `out`."""
         if self._scaling is not None:
             self._copy_scaled(self._scaling, parameter, lo, out)
             return
@@ -143,7 +150,7 @@ class Perturbation:
             kernel.move(target[a:b], source[lo + a : lo + b], dtype, prepared, self._scale, start + a)
 
     def _copy_scaled(self, scaling: Moments, parameter: torch.Tensor, lo: int, out: torch.Tensor) -> None:
-        """`copy`, where entries of the direction are divided each by its own number."""
+        """Does what `copy` does, with each entry of the direction divided by its own number."""
         elements, kernel = flat(parameter), self._kernel_of(parameter)
         begin = self._vector.start_of(parameter) + lo
         for block, first, last in self._vector.overlaps(begin, len(out)):
@@ -154,7 +161,7 @@ class Perturbation:
                 out[a:b].copy_(elements[lo + a : lo + b].float() + change.to(out.device))
 
     def rows(self, parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
-        """Rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
+        """Returns rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
         block = self._vector.only_block(parameter)
         if block is None or self._scaling is not None or not parameter.is_contiguous():
             return None
@@ -168,7 +175,7 @@ class Perturbation:
         return out
 
     def product(self, x: torch.Tensor, parameter: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-        """x times the transpose of a perturbed matrix, plus a bias that is taken as it is.
+        """Multiplies x by the transpose of a perturbed matrix, and adds a bias that is taken as it is.
 
         Returns:
             Shape (..., rows of the matrix); None if that is not possible without a copy of the matrix.
@@ -197,14 +204,14 @@ class Perturbation:
         return out.view(*x.shape[:-1], rows)
 
     def _kernel_of(self, parameter: torch.Tensor) -> kernels.Kernels:
-        """The kernels for a parameter's device, looked up once."""
+        """Returns the kernels for a parameter's device, which are looked up once."""
         kind = parameter.device.type
         if kind not in self._kernels:
             self._kernels[kind] = kernels.current(kind)
         return self._kernels[kind]
 
     def _of(self, kernel: kernels.Kernels, parameter: torch.Tensor, block: int) -> Any:
-        """The direction as the kernels of a parameter's device take it."""
+        """Returns the direction as the kernels of a parameter's device take it."""
         key = parameter.device.type, block
         if key not in self._prepared:
             self._prepared[key] = kernel.prepare([self._part], self._vector.layout.block_sizes[block])
@@ -212,7 +219,7 @@ class Perturbation:
 
 
 def can_stand_in(model: torch.nn.Module, vector: Vector, scaling: Moments | None) -> bool:
-    """Whether copies of all tensors may take their place (`in_place_of`), with the same bits.
+    """Returns whether copies of all tensors may take their place (`in_place_of`), with the same bits.
 
     They may not where gradients go to the tensors, nor under autocast, which remembers what it made of a tensor.
     Torch's own attention takes another way where functions are not asked.
@@ -258,7 +265,7 @@ class PerturbedUse(TorchFunctionMode):
         self._perturbation = perturbation
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called by torch in place of `func`; the mode is off inside."""
+        """Calls `func` with perturbed copies; torch calls this in its place, and the mode is off inside."""
         kwargs = kwargs or {}
         way = way_of(func)
         if way == "ask":
@@ -268,7 +275,11 @@ class PerturbedUse(TorchFunctionMode):
                 rows = self._looked_up(*args, **kwargs)
                 if rows is not None:
                     return rows
-            elif way == "linear" and self._is_large(args[1] if len(args) > 1 else kwargs["weight"]):
+            elif (
+                way == "linear"
+                and (w := args[1] if len(args) > 1 else kwargs["weight"]).numel() >= FUSED
+                and (w.is_cpu and self._ours(w))
+            ):
                 return self._large(func, *args, **kwargs)
             else:
                 return self._with_scratch(func, args, kwargs)
@@ -284,18 +295,10 @@ class PerturbedUse(TorchFunctionMode):
         return isinstance(value, torch.Tensor) and value in self._perturbation
 
     def _exchange(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._perturbation.whole(value) if value in self._perturbation else value
-        if type(value) in (list, tuple):
-            if not any(isinstance(v, _MAY_HOLD) for v in value):  # thousands of numbers, where a batch is made of them
-                return value
-            return type(value)([self._exchange(v) for v in value])
-        if type(value) is dict:
-            return {k: self._exchange(v) for k, v in value.items()}
-        return value
+        return exchanged(value, self._perturbation, self._perturbation.whole)
 
     def _with_scratch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """func with copies in memory that is used again, on a CPU; torch's own allocator does that on a GPU."""
+        """Calls func with copies in memory that is used again, on a CPU; torch's own allocator does that on a GPU."""
         wanted = [v for v in (*args, *kwargs.values()) if self._ours(v) and v.numel() > SMALL]
         if not wanted or len({v.dtype for v in wanted}) > 1 or not all(v.is_cpu for v in wanted):
             return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
@@ -316,24 +319,21 @@ class PerturbedUse(TorchFunctionMode):
         self,
         input: torch.Tensor,
         weight: torch.Tensor,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
+        padding_idx: Any = None,
+        max_norm: Any = None,
         *_: Any,
         **__: Any,
     ) -> torch.Tensor | None:
-        """An embedding: only the rows that are asked for; None where that is not less work, or not possible."""
+        """Returns the rows of an embedding that are asked for; None where that is not less work, or not possible."""
         if not self._ours(weight) or max_norm is not None or input.numel() >= weight.shape[0]:
             return None
         rows = self._perturbation.rows(weight, input.reshape(-1))
         return None if rows is None else rows.view(*input.shape, weight.shape[1])
 
-    def _is_large(self, weight: torch.Tensor) -> bool:
-        return weight.numel() >= FUSED and weight.is_cpu and self._ours(weight)
-
     def _large(
         self, func: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """A product with a large matrix."""
+        """Returns a product with a large matrix."""
         if torch.is_autocast_enabled("cpu"):
             return func(input, self._exchange(weight), self._exchange(bias))
         inputs = input.numel() // weight.shape[1]
@@ -346,7 +346,7 @@ class PerturbedUse(TorchFunctionMode):
         return self._with_scratch(func, (input, weight, bias), {})
 
     def _sliced(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """A product with some rows of the matrix at a time: a slice stays in the cache while it is used."""
+        """Returns a product made of some rows of the matrix at a time: a slice stays in the cache while it is used."""
         rows, width = weight.shape
         step = max(1, LARGE // width)
         flat = input.reshape(-1, width)

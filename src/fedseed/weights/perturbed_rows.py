@@ -1,4 +1,4 @@
-"""A batch each of whose rows is evaluated at weights of its own: w + scales[i] * direction(directions[i]).
+"""Evaluates each row of a batch at weights of its own: w + scales[i] * direction(directions[i]).
 
 A model's `forward` is mapped over the rows of its inputs (`torch.vmap`): it is written for a batch, and what it sees is
 a batch of one. So nothing has to be guessed about which dimension of which tensor inside a model is the batch, and rows
@@ -6,7 +6,7 @@ can't mix: torch follows the rows through every function. While it does, a mode 
 one of the space's parameters is used (`fedseed.weights.row_use`).
 
 What can't be mapped is done one row after the other, with the weights that `ParameterSpace.perturbed` shows. What would
-be wrong without a word is an error: a parameter that is used outside of the model's `forward`, and inputs of which none
+be silently wrong is an error: a parameter that is used outside of the model's `forward`, and inputs of which none
 has a row for each direction.
 
 Keys and values that a model keeps from one call to the next are an object that it changes, and `torch.vmap` maps over
@@ -46,29 +46,24 @@ def apart(tree: Any) -> Any:
 
 
 def together(tree: Any) -> Any:
-    """The inverse of `apart`."""
-    return pytree.tree_map(_whole, tree, is_leaf=lambda v: isinstance(v, _Apart))
-
-
-def _whole(value: Any) -> Any:
-    return value.cache if isinstance(value, _Apart) else value
+    """Returns the tree with every cache put together again: the inverse of `apart`."""
+    return pytree.tree_map(
+        lambda v: v.cache if isinstance(v, _Apart) else v, tree, is_leaf=lambda v: isinstance(v, _Apart)
+    )
 
 
 def _is_cache(value: Any) -> bool:
-    """Whether it is a cache that grows, layer by layer; there is none where transformers was not imported."""
+    """Returns whether it is a cache that grows, layer by layer; without transformers imported there is none."""
     module = sys.modules.get("transformers.cache_utils")
     kind = getattr(module, "DynamicCache", None)
     return kind is not None and type(value) is kind
 
 
-def _tensors(layer: Any) -> list[torch.Tensor]:
-    return [layer.keys, layer.values] if layer.is_initialized else []
-
-
 def _flatten(held: _Apart) -> tuple[list[torch.Tensor], Any]:
     shell = copy(held.cache)
     shell.layers = [_with(layer, (None, None)) for layer in held.cache.layers]
-    return [tensor for layer in held.cache.layers for tensor in _tensors(layer)], shell
+    filled = [layer for layer in held.cache.layers if layer.is_initialized]
+    return [tensor for layer in filled for tensor in (layer.keys, layer.values)], shell
 
 
 def _unflatten(tensors: Iterable[Any], shell: Any) -> _Apart:
@@ -81,7 +76,7 @@ def _unflatten(tensors: Iterable[Any], shell: Any) -> _Apart:
 
 
 def _with(layer: Any, tensors: tuple[Any, Any]) -> Any:
-    """A layer of its own with these keys and values."""
+    """Returns a copy of a layer with these keys and values."""
     other = copy(layer)
     other.keys, other.values = tensors
     return other
@@ -95,16 +90,16 @@ __all__ = ["PerturbedRows", "Rows", "RowsError", "moves_of"]
 Move = tuple[int, float]  # (direction, scale)
 Perturbed = Callable[[Basis, int, float], AbstractContextManager[None]]  # `ParameterSpace.perturbed`
 LEAST = 1 << 20  # numbers that copies of a matrix, one for each row, may have in any case
-_OF_ROWS = "_fedseed_rows"  # a model whose forward is another one
+_OF_ROWS = "_fedseed_rows"  # marks a model whose forward is another one
 _TENSOR = object()
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def moves_of(directions: Sequence[int], scales: float | Sequence[float]) -> list[Move]:
-    """(direction, scale) of each row.
+    """Returns (direction, scale) of each row.
 
     Raises:
-        ValueError: no row, a scale that is not finite, or numbers of directions and scales that differ.
+        ValueError: there is no row, a scale that is not finite, or numbers of directions and scales that differ.
     """
     each = [float(scales)] * len(directions) if isinstance(scales, float | int) else [float(s) for s in scales]
     if not len(directions) or len(each) != len(directions):
@@ -117,7 +112,7 @@ def moves_of(directions: Sequence[int], scales: float | Sequence[float]) -> list
 
 
 class Rows:
-    """What a space knows of its model's rows; `shown` is `ParameterSpace.perturbed_rows`.
+    """Holds what a space knows of its model's rows; `shown` is `ParameterSpace.perturbed_rows`.
 
     Args:
         model: the model.
@@ -132,12 +127,12 @@ class Rows:
         self.reason: str | None = None  # why rows go one after the other
 
     def possible(self, basis: Basis) -> bool:
-        """Whether one pass for many directions may be worth a try."""
+        """Returns whether one pass for many directions may be worth a try."""
         return basis.name == "lowrank" and self.reason is None and can_exchange(self.model)
 
     @contextmanager
     def shown(self, basis: Basis, moves: Sequence[Move]) -> Iterator["PerturbedRows"]:
-        """Inside the block, the model's `forward` is another one. Raises RowsError where that can't be."""
+        """Gives the model another `forward` inside the block. Raises RowsError where that is not possible."""
         model = self.model
         if not can_exchange(model):
             raise RowsError("a model with scripted or compiled parts: its rows can't have weights of their own")
@@ -146,7 +141,7 @@ class Rows:
         rows = PerturbedRows(self, basis, moves)
         before = vars(model).get("forward")
 
-        @wraps(model.forward)  # who asks for its arguments shall see them
+        @wraps(model.forward)  # whoever asks for its arguments sees them
         def forward(*args: Any, **kwargs: Any) -> Any:
             return rows.forward(*args, **kwargs)
 
@@ -164,7 +159,7 @@ class Rows:
 
 
 class PerturbedRows:
-    """A model's `forward` with weights for each row.
+    """Calls a model's `forward` with weights for each row.
 
     Args:
         rows: the model and its space.
@@ -204,7 +199,7 @@ class PerturbedRows:
             return call.joined(self._one_by_one(call))
 
     def _in_one_go(self, call: "_Call", rows: torch.Tensor) -> "list[Answer]":
-        """Calls the model once for some rows; those that take different branches go apart."""
+        """Calls the model once for some rows; those that take different branches are called apart."""
         entries = self._entries[rows]
         in_order = torch.equal(entries, torch.arange(len(self._different), device="cpu"))
 
@@ -227,7 +222,7 @@ class PerturbedRows:
             rows = (self._entries == entry).nonzero()[:, 0]
             with self.use.off(), self._one(*move):
                 out = call(call.inputs(rows))
-                if len(rows) > 1 and any(t.dim() == 0 or len(t) != len(rows) for t in out):  # whose is what?
+                if len(rows) > 1 and any(t.dim() == 0 or len(t) != len(rows) for t in out):  # which row's is unclear
                     answers += [(row, _at_least_1d(call(call.inputs(row)))) for row in rows[:, None]]
                 else:
                     answers.append((rows, _at_least_1d(out)))
@@ -242,35 +237,25 @@ def _at_least_1d(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class _Call:
-    """One call of a model, to be made for some of its rows.
-
-    Args:
-        forward: the model's.
-        args: what it was called with.
-        kwargs: likewise.
-        rows: B, how many rows there are.
-
-    Raises:
-        RowsError: no tensor has so many.
-    """
+    """Makes one call of a model with B rows for some of them. Raises RowsError if no tensor has so many."""
 
     def __init__(self, forward: Callable[..., Any], args: Any, kwargs: Any, rows: int) -> None:
         self._forward, self._rows = forward, rows
         self._leaves, self._form = pytree.tree_flatten(apart((args, kwargs)))
         self._of_rows = [isinstance(v, torch.Tensor) and v.dim() > 0 and len(v) == rows for v in self._leaves]
-        self._found: list[Any] = []  # what a call returned; for tensors, whether they are such
+        self._found: list[Any] = []  # what a call returned, with `_TENSOR` in place of each tensor
         self._found_form: Any = None
         if not any(self._of_rows):
             shapes = ", ".join(str(tuple(v.shape)) for v in self._leaves if isinstance(v, torch.Tensor))
             raise RowsError(f"{rows} rows have weights of their own, but the model was given tensors of shape {shapes}")
 
     def inputs(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """Rows of the inputs that have rows, shape (rows, ...) each."""
+        """Returns the given rows of all inputs that have rows, shape (rows, ...) each."""
         own = [v for v, of_rows in zip(self._leaves, self._of_rows, strict=True) if of_rows]
         return own if len(rows) == self._rows else [v[rows.to(v.device)] for v in own]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors that the model returns for these rows."""
+        """Returns the tensors that the model returns for these rows."""
         own = iter(inputs)
         leaves = [next(own) if of_rows else v for v, of_rows in zip(self._leaves, self._of_rows, strict=True)]
         args, kwargs = together(pytree.tree_unflatten(leaves, self._form))

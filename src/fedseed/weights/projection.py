@@ -63,20 +63,17 @@ class Projection:
 
 
 def project_change(
-    vector: Vector,
-    saved: Sequence[torch.Tensor],
-    basis: Basis,
-    counts: Sequence[int],
+    vector: Vector, saved: Sequence[torch.Tensor], basis: Basis, counts: Sequence[int],
     now: Sequence[torch.Tensor] | None = None,
-) -> list[Floats]:
+) -> list[Floats]:  # fmt: skip
     """V^T (saved - w), block by block, without a vector of length d.
 
     Args:
-        vector: the tensors.
-        saved: earlier copies of them.
+        vector: a space's tensors.
+        saved: what `ParameterSpace.snapshot` returned.
         basis: where the directions come from.
         counts: K_l for each block.
-        now: w, where it is finer than the tensors themselves (float32 copies of 16-bit weights).
+        now: float32 copies to take in place of the weights, where these are only their rounding.
 
     Returns:
         One float32 array per block.

@@ -23,29 +23,18 @@ except ImportError:
 
 
 class Factors(NamedTuple):
-    """What a matrix' directions are made of.
+    """What a matrix' directions are made of."""
 
-    Args:
-        left: signs u, shape (directions, r, rows of the matrix), in the matrix' dtype.
-        right: signs w, shape (directions, r, columns), likewise.
-        scale: s / sqrt(r) of each entry, shape (directions,), float32.
-    """
-
-    left: torch.Tensor
-    right: torch.Tensor
-    scale: torch.Tensor
+    left: torch.Tensor  # signs u, shape (directions, r, rows of the matrix), in the matrix' dtype
+    right: torch.Tensor  # signs w, shape (directions, r, columns), likewise
+    scale: torch.Tensor  # s / sqrt(r) of each entry, shape (directions,), float32
 
 
 class Row(NamedTuple):
-    """Which entry of the tables is the row's.
+    """Which entry of the tables is the row's."""
 
-    Args:
-        entry: its index; of all rows, shape (B,).
-        in_order: whether the rows have the entries 0, 1, ... of tables of B.
-    """
-
-    entry: torch.Tensor
-    in_order: bool
+    entry: torch.Tensor  # its index; of all rows, shape (B,)
+    in_order: bool  # whether the rows have the entries 0, 1, ... of tables of B
 
     def pick(self, table: torch.Tensor) -> torch.Tensor:
         """All rows' entries, shape (B, ...)."""
@@ -53,11 +42,7 @@ class Row(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """What torch tells `vmap`.
-
-    Args:
-        batch_size: B.
-    """
+    """What torch tells `vmap`: B."""
 
     batch_size: int
 

@@ -19,7 +19,7 @@ from fedseed.randomness import Basis, kernels
 from fedseed.randomness.kernels.reference import Spec
 from fedseed.randomness.stream import Domain
 from fedseed.weights import row_products
-from fedseed.weights.perturbation import way_of
+from fedseed.weights.perturbation import exchanged, way_of
 from fedseed.weights.row_products import Agreed, Everywhere, Factors, Row
 from fedseed.weights.vector import Vector
 
@@ -55,7 +55,7 @@ class Tables:
         self._factors: dict[int, Factors] = {}
         self._small: dict[int, torch.Tensor] = {}
 
-    def __contains__(self, tensor: torch.Tensor) -> bool:
+    def __contains__(self, tensor: object) -> bool:
         return tensor in self._vector
 
     def factors(self, parameter: torch.Tensor) -> Factors:
@@ -179,13 +179,7 @@ class RowUse(TorchFunctionMode):
         return any(self._holds_ours(v) for v in value)
 
     def _exchange(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._of_row(value) if value in self._tables else value
-        if type(value) in (list, tuple):
-            return type(value)(self._exchange(v) for v in value)
-        if type(value) is dict:
-            return {k: self._exchange(v) for k, v in value.items()}
-        return value
+        return exchanged(value, self._tables, self._of_row)
 
     def _of_row(self, parameter: torch.Tensor) -> torch.Tensor:
         """A row's own copy of a parameter."""

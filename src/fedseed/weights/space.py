@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedseed.optimizers.rules import Moments, Rule
 from fedseed.randomness import Basis, kernels
@@ -71,8 +70,11 @@ class ParameterSpace:
             TypeError: it is no change.
         """
         match change:
-            case Add():
-                self._add(change)
+            case Add(terms, scale, None):
+                if terms:
+                    moving.move(self.vector, terms, scale)
+            case Add(terms, scale, rounding):
+                moving.move_by_pieces(self.vector, terms, scale, rounding)
             case Rebuild():
                 self._rebuild(change)
             case Optimize():
@@ -113,14 +115,6 @@ class ParameterSpace:
             ValueError: as `apply` does.
         """
         self.apply(Add([Term(basis, coefficients, first)], scale))
-
-    def _add(self, change: Add) -> None:
-        if not change.terms:
-            return
-        if change.rounding is None:
-            moving.move(self.vector, change.terms, change.scale)
-        else:
-            moving.move_by_pieces(self.vector, change.terms, change.scale, change.rounding)
 
     def _rebuild(self, change: Rebuild) -> None:
         moving.move(self.vector, change.terms, change.scale, self._kept_base("Rebuild"))
@@ -268,32 +262,6 @@ class ParameterSpace:
             total += part
         return total.astype(np.float32)
 
-    def project_change(
-        self,
-        saved: Sequence[torch.Tensor],
-        basis: Basis,
-        counts: Sequence[int],
-        now: Sequence[torch.Tensor] | None = None,
-    ) -> list[Floats]:
-        """V^T (saved - w), block by block, without a vector of length d.
-
-        Args:
-            saved: what `snapshot` returned.
-            basis: where the directions come from.
-            counts: K_l for each block.
-            now: float32 copies to take in place of the weights, where these are only their rounding.
-
-        Returns:
-            One float32 array per block.
-        """
-        return projection.project_change(self.vector, saved, basis, counts, now)
-
-    def change_norms(
-        self, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None
-    ) -> NDArray[np.float64]:
-        """|saved - w| for each block; `now`: as in `project_change`."""
-        return projection.change_norms(self.vector, saved, now)
-
     @contextmanager
     def perturbed(self, basis: Basis, k: int, scale: float, often: bool = False) -> Iterator[None]:
         """Inside the block, forward passes see w + scale * direction(k); afterwards w has the same bits as before.
@@ -376,17 +344,14 @@ class ParameterSpace:
                 p.copy_(s)
 
     def difference(self, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None) -> Floats:
-        """saved - w as one float32 vector of length d; `now`: as in `project_change`."""
-        out = torch.empty(self.size, dtype=torch.float32, device="cpu")
+        """saved - w as one float32 vector of length d; `now`: as in `fedseed.weights.projection.project_change`."""
+        out = np.empty(self.size, dtype=np.float32)
         position = 0
         for p, s in zip(now or self.parameters, saved, strict=True):
-            part = out[position : position + p.numel()].view(p.shape)
-            if p.dtype == torch.float32 and p.device.type == "cpu":
-                torch.sub(s, p.detach(), out=part)
-            else:
-                part.copy_(s.float() - p.detach().float())
+            for lo, hi, part in projection.differences(s, p):
+                out[position + lo : position + hi] = part.cpu().numpy()
             position += p.numel()
-        return out.numpy()
+        return out
 
     def norm(self) -> float:
         """The Euclidean norm of w."""

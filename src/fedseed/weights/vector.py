@@ -34,7 +34,7 @@ class Vector:
         self._scratch: dict[torch.dtype, torch.Tensor] = {}
         self._operands: dict[int, tuple[int, bool, Any]] = {}
 
-    def __contains__(self, tensor: torch.Tensor) -> bool:
+    def __contains__(self, tensor: object) -> bool:
         return id(tensor) in self._starts
 
     @property
@@ -90,20 +90,18 @@ class Vector:
         Raises:
             ValueError: the scale or a coefficient is not finite, or the number of arrays is not that of the blocks.
         """
+        parts = self.parts(terms, scale)
+        return lambda kernel, block, length: kernel.prepare(parts(block), length)
+
+    def parts(self, terms: Sequence[Term], scale: float) -> Callable[[int], list[Part]]:
+        """Returns a function from a block to a sum's parts there. Raises ValueError as `preparing` does."""
         check_scale(scale)
-        per_block = [self.per_block(term.coefficients) for term in terms]
-
-        def prepare(kernel: kernels.Kernels, block: int, length: int) -> Any:
-            parts = [
-                Part(t.basis.spec_on(self.layout.matrices), t.first, c[block])
-                for t, c in zip(terms, per_block, strict=True)
-            ]
-            return kernel.prepare(parts, length)
-
-        return prepare
+        matrices = self.layout.matrices
+        each = [(t.basis.spec_on(matrices), t.first, self.per_block(t.coefficients)) for t in terms]
+        return lambda block: [Part(spec, first, own[block]) for spec, first, own in each]
 
     def per_block(self, coefficients: Coefficients) -> list[Floats]:
-        """One float32 array per block. Raises ValueError as `preparing` does."""
+        """One float32 array per block."""
         blocks = len(self.layout.block_sizes)
         if len(coefficients) and np.ndim(coefficients[0]) == 1:
             arrays = [np.asarray(c, dtype=np.float32) for c in coefficients]

@@ -12,19 +12,17 @@ from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FedZO, FeedSign, Ferret, 
 from fedseed.aggregation import Mean
 from fedseed.methods import FedIT, FedPrompt, FedPTuning
 from fedseed.methods.base import Answers, Round
-from fedseed.methods.coefficients import BitStep
+from fedseed.methods.blockwise import BitStep
 from fedseed.methods.dense import Weights
 from fedseed.methods.fedkseed import Accumulated, Pairs, Pool
 from fedseed.methods.fedsgd import Gradient
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, CoefficientStep, FerretPlan
 from fedseed.methods.mezo import Estimates
-from fedseed.methods.packing import Scattered, Small
 from fedseed.methods.payload import Nothing
-from fedseed.methods.personal import Rate
 from fedseed.methods.sign import Signed, Signs, SignStep, Weighted
-from fedseed.methods.topk import Combined, KeptEntries
-from fedseed.methods.traces import Branch, Branches, Trace
+from fedseed.methods.topk import Combined, KeptEntries, Scattered, Small
+from fedseed.methods.traces import Branch, Branches, Rate, Trace
 from fedseed.methods.traces import Tensored as Tuned
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.weights.layout import Layout, TensorEntry

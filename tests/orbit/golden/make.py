@@ -11,14 +11,13 @@ import numpy as np
 import torch
 
 from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, MeZO, Orbit, ParameterSpace, Sign, TopK, ZOFedSGD
-from fedseed.methods.coefficients import BitCoefficients, BitStep, one_bit
+from fedseed.methods.blockwise import BitCoefficients, BitStep, one_bit
 from fedseed.methods.fedkseed import Accumulated
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.methods.mezo import Estimates
-from fedseed.methods.packing import Scattered, nothing
 from fedseed.methods.sign import Signs, SignStep, Weighted
-from fedseed.methods.topk import Combined
+from fedseed.methods.topk import Combined, Scattered, nothing
 from fedseed.methods.traces import Branch, Branches, Trace
 from fedseed.methods.zofedsgd import Projections
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record

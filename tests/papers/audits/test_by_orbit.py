@@ -81,6 +81,7 @@ class TestScores:
         assert rank(scores, 11) == 1 and scores[11] == 0  # it explains every step; none of the others does
         assert known.worker.space.digest() == records[-1].digest  # the attack has followed the whole orbit
 
+    @pytest.mark.long
     def test_where_none_was_planted_nothing_explains_the_steps(self, tmp_path):
         scores, _, _ = attacked(FeedSign(**QUICK), None, tmp_path)
         assert scores.max() < 0
@@ -92,10 +93,12 @@ class TestScores:
         assert 0 < np.ptp(scores) <= 0.01 * 40
         assert scores == pytest.approx(40 * np.log(0.5), abs=0.02 * 40)  # nearly fair coins
 
+    @pytest.mark.long
     def test_a_draw_with_a_large_epsilon_hides_little(self, tmp_path):
         scores, _, _ = attacked(FeedSign(**QUICK, epsilon=4.0), 4, tmp_path)
         assert rank(scores, 4) == 1
 
+    @pytest.mark.long
     def test_a_hopeless_candidate_is_left_behind(self, tmp_path, monkeypatch):
         """It keeps the score that it had: two steps that can't follow are enough here."""
         monkeypatch.setattr(by_orbit, "HOPELESS", 10.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed.objectives.images import Images
+from fedseed.objectives.classification import Images
 from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Picture
 from fedseed.weights.layout import Layout, TensorEntry

@@ -6,6 +6,7 @@ from hashlib import sha256
 import pytest
 
 from fedseed.errors import MessageError
+from fedseed.privacy.secure.dealing import PROOF_BYTES, Fault, Part, part_bytes, read_parts
 from fedseed.privacy.secure.keys import KEY_BYTES, SIGNATURE_BYTES
 from fedseed.privacy.secure.messages import (
     Bundle,
@@ -13,16 +14,15 @@ from fedseed.privacy.secure.messages import (
     Terms,
     digest_of,
     framed,
-    listed,
     numbers,
     pieces,
     read_bundles,
     read_numbers,
     read_round,
-    read_shares,
     round_ask,
     share_ask,
-    statement,
+    signed_parts,
+    told,
     unframed,
 )
 from fedseed.privacy.secure.settings import MOST_CLIENTS
@@ -42,9 +42,13 @@ def test_frames():
     assert framed(Phase.OPEN, SETUP, b"body") == b"\5" + SETUP + b"body"
     assert unframed(b"\5" + SETUP + b"body") == (Phase.OPEN, SETUP, b"body")
     assert unframed(framed(Phase.KEYS, SETUP)) == (Phase.KEYS, SETUP, b"")
-    for wrong in (b"", b"\1" + SETUP[1:], b"\0" + SETUP, b"\6" + SETUP):
+    for wrong in (b"", b"\1" + SETUP[1:], b"\0" + SETUP, b"\x08" + SETUP):
         with pytest.raises(MessageError, match="not a message of secure sums"):
             unframed(wrong)
+    said, signature = framed(Phase.OPEN, SETUP, b"body"), b"s" * SIGNATURE_BYTES
+    assert signed_parts(said + signature) == (said, b"body", signature)
+    with pytest.raises(MessageError, match="not a message of secure sums"):
+        signed_parts(said)
 
 
 def test_lists_of_clients():
@@ -68,9 +72,6 @@ def test_pieces_are_equally_long():
     for data, count, size in ((b"abcde", 2, None), (b"a", 0, None), (b"abcdef", 3, 3), (b"abcdef", 2, 2)):
         with pytest.raises(MessageError, match=f"{len(data)} bytes where {count} pieces"):
             pieces(data, count, size)
-    assert read_shares(b"a" * SHARE_BYTES + b"b" * SHARE_BYTES, 2) == [b"a" * SHARE_BYTES, b"b" * SHARE_BYTES]
-    with pytest.raises(MessageError, match=f"3 pieces of {SHARE_BYTES} were expected"):
-        read_shares(bytes(2 * SHARE_BYTES), 3)
 
 
 def test_terms():
@@ -98,7 +99,6 @@ def test_bundles(rounds):
     mine = bundle(1, rounds, b"s" * SIGNATURE_BYTES)
     keys = b"".join(bytes([1 + n]) * KEY_BYTES for n in range(2 + 2 * rounds))
     assert mine.encode() == keys + b"s" * SIGNATURE_BYTES
-    assert mine.signed(TERMS) == b"fedseed secure sums: keys" + TERMS.encode() + keys
     assert Bundle.decode(mine.encode(), rounds) == mine
     for wrong in (b"", mine.encode()[:-1], mine.encode() + b"\0", keys, bundle(1, rounds + 1).encode()):
         with pytest.raises(MessageError, match="bytes where"):
@@ -122,13 +122,28 @@ def test_what_is_said_of_a_round():
     assert read_round(struct.pack("<IH", 7, 1)) == (7, 1, b"")
     with pytest.raises(MessageError, match="cut short"):
         read_round(struct.pack("<IH", 7, 1)[:-1])
-    assert listed(SETUP, Phase.SHARES, [1, 4], [b"ab", b"cd"]) == b"\2" + SETUP + numbers([1, 4]) + b"abcd"
-    agreed = b"d" * 32
-    assert statement(SETUP, 7, 1, [0, 1, 2], [0, 2], agreed) == (
-        b"fedseed secure sums: survivors"
-        + SETUP
-        + struct.pack("<IH", 7, 1)
-        + agreed
-        + numbers([0, 1, 2])
-        + numbers([0, 2])
+
+
+def test_what_a_client_signs_says_who_answers_which_ask_knowing_which_keys():
+    about = [b"agreed", 7, b"a" * 32, b"said"]
+    whole = told(*about)
+    assert (
+        whole
+        == b"fedseed secure sums: answer" + sha256(b"agreed").digest() + struct.pack("<I", 7) + b"a" * 32 + b"said"
     )
+    for at, other in enumerate((b"", 8, b"b" * 32, b"sai")):
+        assert told(*about[:at], other, *about[at + 1 :]) != whole
+
+
+def test_parts_and_faults():
+    part = Part(b"k" * KEY_BYTES, b"t" * (4 * SHARE_BYTES + 16), tuple(bytes([n]) * PROOF_BYTES for n in range(4)))
+    assert len(part.encode()) == part_bytes(2) == KEY_BYTES + 16 + 4 * (SHARE_BYTES + PROOF_BYTES)
+    assert read_parts(part.encode() * 2, [3, 5], 2) == {3: part, 5: part}
+    with pytest.raises(MessageError, match="pieces of"):
+        read_parts(part.encode() * 2, [3], 2)
+    fault = Fault(9, True, {1: b"a" * SHARE_BYTES, 4: b"b" * SHARE_BYTES}, b"answer")
+    text = numbers([9]) + numbers([1, 4]) + b"\1" + b"a" * SHARE_BYTES + b"b" * SHARE_BYTES + b"answer"
+    assert fault.encode() == text and Fault.decode(text) == fault
+    for wrong in (b"", text[:4], text[:10], text[:30], numbers([]) + text[8:]):
+        with pytest.raises(MessageError):
+            Fault.decode(wrong)

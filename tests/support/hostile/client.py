@@ -6,7 +6,6 @@ it does nothing else. What it does is drawn by a generator from `saying.py` and 
 """
 
 import asyncio
-import base64
 import json
 import random
 import time
@@ -15,26 +14,23 @@ from contextlib import suppress
 
 from fedseed.errors import FedseedError
 from fedseed.federation.large import attempt_of, frame_of, is_stored, round_of
-from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
+from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.transport import transport
 from fedseed.transport.base import Access, Events
 from fedseed.transport.keys import permissions
 from fedseed.transport.subjects import Subjects
 from support.hostile import doing, saying
-from support.hostile.targets import targets
 from support.hostile.wire import Wire
 
-ACT_SECONDS = (
-    15.0  # an act that waits for a server, whose store is full say, is given up: the round waits for this client
-)
+ACT_SECONDS = 15.0  # an act that waits for a server, whose store is full say, is given up: the round waits for this one
 
 
-class HostileClient:
+class HostileClient(saying.Liar):
     """See above.
 
     Args:
-        server: with keys, as `federation.py` starts one.
+        server: with keys, as `support.network.keyed_server` starts one.
         run: the run's name.
         hosted: what an honest process with this key would have.
         seed: of what it draws.
@@ -43,19 +39,16 @@ class HostileClient:
     """
 
     def __init__(self, server, run, hosted, seed, acts, heavy=False):
-        self.name, self.hosted, self.run, self.acts = hosted.host, hosted, run, acts
-        self.number = list(hosted.names).index(self.name)
-        self.honest = next(name for name in hosted.names if name != self.name)
+        rng = random.Random(f"{seed} {hosted.host}")
+        super().__init__(rng, hosted.host, hosted.names, hosted.start, hosted.worker.method.code)
+        self.hosted, self.run, self.acts = hosted, run, acts
         self.subjects = Subjects(run)
-        self.rng = random.Random(f"{seed} {self.name}")
         key, ca = server.keys / f"{self.name}.nk", server.keys / "ca.pem"
         self._access = Access(server.url, key, ca)
         self.end = None  # the way an honest client has
         self.wire = Wire(server.url, self.subjects, self.name, key, ca)  # its own
         self.publishes = permissions(self.subjects, [self.name])[0]
-        self.targets = targets(self.subjects, self.honest)
-        self.epoch = ""
-        self.real = None  # an update as an honest client would send it
+        self.targets = doing.targets(self.subjects, self.honest)
         self.until = None  # time.monotonic() up to which it goes on; None: `acts` decides
         self.share = 0.0  # seconds of each round, then
         self.done = Counter()  # acts by name
@@ -67,8 +60,7 @@ class HostileClient:
         self._called = False  # the coordinator misses somebody: a hello that was refused may have put this one out
         self._worst = set()  # rounds and questions at which it has done its worst
         self._woken = asyncio.Event()
-        menu = [*saying.ACTS, *doing.ACTS, *((*saying.HEAVY, *doing.HEAVY) if heavy else ())]
-        self._menu, self._weights = zip(*menu, strict=True)
+        self._menu = {**saying.ACTS, **doing.ACTS, **({**saying.HEAVY, **doing.HEAVY} if heavy else {})}
 
     # -- what acts use ------------------------------------------------------------------------------------
 
@@ -77,24 +69,6 @@ class HostileClient:
         self.sent += 1
         self.certain += certain and (self._begun or what != "update")  # before any round updates are passed over
         await self.end.send(self.name, what, data)
-
-    def message(self, number, attempt, payload=None):
-        """A right update, or one that holds this."""
-        if payload is None:
-            payload = b"\x01" if self.real is None else self.real[FRAME_BYTES:]
-        code = self.hosted.worker.method.code
-        return Message(MessageKind.UPDATE, code, number, self.number, payload, attempt)
-
-    def about_itself(self, **more):
-        """A right hello, but for what is said here."""
-        start = base64.b64encode(self.hosted.start).decode()
-        return {"host": self.name, "header": start, "names": list(self.hosted.names), "at": 0, "time": time.time(),
-                "bucket": True, **more}  # fmt: skip
-
-    def report(self, number):
-        """A report that is right but for the weights."""
-        return {"at": number, "epoch": self.epoch, "round": number, "digest": self.rng.randbytes(16).hex(), "spent": {},
-                "ratio": None, "metrics": None}  # fmt: skip
 
     def signature(self, subject, data, after=b""):
         """The lines of a header with this client's own signature; none where nothing is signed."""
@@ -143,30 +117,27 @@ class HostileClient:
 
     async def _introduce(self):
         """Whether it is welcome."""
-        attach = {"client": self.name, "host": self.name, "examples": len(self.hosted.items[self.name])}
+        attach = {**self.about("attach", 0), "examples": len(self.hosted.items[self.name])}
         await self.end.send(self.name, "attach", json.dumps(attach).encode())
-        reply = await self.end.ask(self.name, "hello", json.dumps(self.about_itself()).encode(), 5)
+        reply = await self.end.ask(self.name, "hello", json.dumps(self.about("hello", 0)).encode(), 5)
         answer = {} if reply is None else json.loads(reply)
         self.epoch = str(answer.get("epoch", ""))
         return reply is not None and "refused" not in answer
 
     async def _answer(self, number, attempt, carried):
+        if not self._begun and not is_stored(carried):
+            update = self.hosted.worker.train(carried, self.number, self.hosted.items[self.name]).message
+            self.real = update[FRAME_BYTES:]
         self._begun = True
-        if (number, attempt) not in self._worst:
-            self._worst.add((number, attempt))
-            if self.real is None and not is_stored(carried):
-                self.real = self.hosted.worker.train(carried, self.number, self.hosted.items[self.name]).message
-            await self._do_worst(number, attempt)
+        await self._do_worst(number, attempt)
         await self.end.send(self.name, "update", silent_message(number, attempt, "no usable example"))
 
     async def _report(self, question):
         number = question.get("round")
         if not self.epoch:
             await self._introduce()
-        if number not in self._worst:
-            self._worst.add(number)
-            await self._do_worst(number, 0)
-        about = self.report(number)
+        await self._do_worst(number, 0)
+        about = self.about("report", number)
         if question.get("evaluate") in (self.name, True):  # or it is waited for
             about.update(metrics={"loss": 1.0}, seconds=0.1)
         await self.end.send(self.name, "report", json.dumps(about).encode())
@@ -174,6 +145,10 @@ class HostileClient:
     # -- the worst ------------------------------------------------------------------------------------
 
     async def _do_worst(self, number, attempt):
+        """Once at each attempt of a round, and at each question."""
+        if (number, attempt) in self._worst:
+            return
+        self._worst.add((number, attempt))
         end, left = time.monotonic() + self.share, self.acts
         while left > 0 or (self.until is not None and time.monotonic() < min(end, self.until)):
             left -= 1
@@ -184,10 +159,15 @@ class HostileClient:
 
     async def act(self, number, attempt):
         """Do one thing of the menu."""
-        act = self.rng.choices(self._menu, self._weights)[0]
+        (act,) = self.rng.choices(list(self._menu), list(self._menu.values()))
         self.done[act.__name__] += 1
         with suppress(FedseedError, TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(act(self, number, attempt), ACT_SECONDS)
+            async with asyncio.timeout(ACT_SECONDS):
+                if act in doing.ACTS or act in doing.HEAVY:
+                    await act(self, number, attempt)
+                else:
+                    for message in act(self, number, attempt):
+                        await self.send(*message)
 
     async def early(self, count):
         """What nobody should believe, before the run begins."""
@@ -199,3 +179,45 @@ class HostileClient:
             await self.wire.flush()
         finally:
             await self.end.close()
+
+
+class HostileWatcher:
+    """Somebody with the watcher's key, who asks with reply subjects of others, in great numbers and sizes."""
+
+    def __init__(self, server, run, honest, seed, heavy=False):
+        self.subjects, self.rng, self.heavy = Subjects(run), random.Random(f"{seed} watcher"), heavy
+        self.wire = Wire(server.url, self.subjects, "watcher", server.keys / "watcher.nk", server.keys / "ca.pem")
+        self.done = Counter()
+        self._targets = [*doing.targets(self.subjects, honest), f"{self.wire.inbox}.r"]
+
+    async def act(self):
+        """Ask for the status or for the log's length, oddly or very often, or do what the key does not allow."""
+        pick, status = self.rng.choice, self.subjects.status
+        kind = pick(["status", "status", "log", "odd", "foreign", "many"])
+        self.done[kind] += 1
+        if kind == "status":
+            data = pick([b"", b"{}", bytes(900_000), self.rng.randbytes(50)])
+            await self.wire.publish(status, data, pick(self._targets))
+        elif kind == "log":
+            data = pick([b"", b'{"subjects_filter": ">"}', b'{"deleted_details": true}', b"x"])
+            await self.wire.publish(f"$JS.API.STREAM.INFO.{self.subjects.stream}", data, pick(self._targets))
+        elif kind == "odd":  # headers and reply subjects that are no text
+            reply = pick([b"\xff\xff", b"a..b", b">", b"*", self.subjects.log])
+            await self.wire.publish(status, b"{}", reply, pick([*doing.EVIL_HEADERS[:4], None]))
+        elif kind == "many":
+            reply = pick([f"{self.wire.inbox}.%d", f"{self.subjects.inbox('watcher')}.%d.r", self.subjects.log])
+            for number in range(10_000 if self.heavy and self.rng.random() < 0.2 else 100):
+                await self.wire.publish(status, b"{}", reply.replace("%d", str(number)))
+        elif self.done[kind] < 20:
+            await self.wire.publish(pick([self.subjects.log, self.subjects.down]), b"E")
+            await self.wire.subscribe(f"{self.subjects.root}.>")
+        await self.wire.flush()
+
+    async def keep_going(self, pause=0.05):
+        """Until cancelled."""
+        try:
+            while True:
+                await self.act()
+                await asyncio.sleep(pause)
+        finally:
+            await self.wire.close()

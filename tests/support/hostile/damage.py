@@ -4,6 +4,9 @@ import json
 import struct
 import zlib
 
+from fedseed.orbit.file import START
+from fedseed.orbit.record import LINK_BYTES, link
+
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\u202e[red]x[/red]\n\r\u0000"
 NUMBERS = (
     "0", "-1", "1", "true", "false", "null", "NaN", "Infinity", "-Infinity", "1e308", "-1e308", "1e-320", "2147483648",
@@ -90,3 +93,31 @@ def bomb(times=255, size=1 << 16):
     """Compressed bytes that inflate to so many times their length at most, of `size` bytes before."""
     text = b"[" + b"[]," * (times * size // 4) + b"[]]"
     return zlib.compress(text[: times * size], 9)
+
+
+def damaged_payload(rng, real):
+    """Other bytes, or one number that is another."""
+    if rng.random() < 0.05:
+        return rng.randbytes(rng.choice([0, 1, 100, 100_000]))
+    if rng.random() < 0.4 and len(real) >= 4:  # one number
+        at = rng.randrange(len(real) // 4) * 4
+        value = rng.choice([struct.pack("<f", rng.choice([3e38, -3e38, 1e30, 1e5, float("nan"), float("inf"), 1e-45])),
+                            struct.pack("<I", rng.choice([0, 1, 1 << 31, (1 << 32) - 1]))])  # fmt: skip
+        return real[:at] + value + real[at + 4 :]
+    return damaged(rng, real)
+
+
+def damaged_header(rng, start):
+    """An orbit's beginning whose JSON is damaged, or its bytes; checksums are right more often than not."""
+    packed = start[START.size : -LINK_BYTES]
+    kind = rng.randrange(4)
+    if kind == 0:
+        return damaged(rng, start)
+    if kind == 1:
+        packed = damaged(rng, packed)
+    elif kind == 2:
+        packed = zlib.compress(damaged_json(rng, json.loads(zlib.decompress(packed))), 9)
+    else:
+        packed = bomb(rng.choice([10, 255]), rng.choice([1000, 50_000]))
+    head = start[:12] + struct.pack("<I", len(packed)) + packed
+    return head + link(b"", head)

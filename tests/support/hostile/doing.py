@@ -10,7 +10,6 @@ from fedseed.errors import FedseedError
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import Stored
 from support.hostile.damage import damaged_json, evil
-from support.hostile.targets import filled
 
 EVIL_HEADERS = (
     b"NATS/1.0 \xff\xfe\r\n\r\n", b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\n\xff\xfe: x\r\n\r\n", b"NATS/1.0",
@@ -22,6 +21,41 @@ EVIL_HEADERS = (
     b"NATS/1.0\r\nFedseed-Chunk: a.99999999999999999999.-1\r\n\r\n", b"NATS/1.0\r\nNats-Expected-Stream: x\r\n\r\n",
 )  # fmt: skip
 UNREADABLE = (b"\xff\xfe", b"b\xc3", b"\x01", b"\x7f", b"=FF", b"hello=1B")
+
+
+def targets(subjects, honest):
+    """Subjects that a hostile key would like somebody else to publish to.
+
+    Args:
+        subjects: the run's.
+        honest: a client that is somebody else.
+    """
+    api, down = "$JS.API", f"OBJ_{subjects.bucket()}"
+    theirs = subjects.bucket(honest)
+    return [
+        *[subjects.log] * 8, *[subjects.down] * 3, subjects.status,
+        subjects.up(honest, "update"), subjects.up(honest, "hello"), subjects.up(honest, "report"),
+        f"{subjects.inbox(honest)}.x.y", f"{subjects.inbox('coordinator')}.x.y", f"{subjects.inbox('watcher')}.x.y",
+        f"$O.{subjects.bucket()}.M.c3RlcC0x", f"$O.{subjects.bucket()}.C.x", f"$O.{theirs}.M.dXBkYXRl",
+        f"{api}.STREAM.DELETE.{subjects.stream}", f"{api}.STREAM.PURGE.{subjects.stream}",
+        f"{api}.STREAM.DELETE.{down}", f"{api}.STREAM.PURGE.{down}", f"{api}.STREAM.DELETE.OBJ_{theirs}",
+        f"{api}.STREAM.UPDATE.{subjects.stream}", f"{api}.STREAM.MSG.DELETE.{subjects.stream}",
+        f"{api}.CONSUMER.CREATE.{subjects.stream}", f"{api}.CONSUMER.CREATE.{subjects.stream}.x",
+        f"{api}.STREAM.CREATE.x", f"{api}.INFO",
+        f"$JS.FC.{subjects.stream}.x.y", "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.PING", "fedseed", "x.y.z",
+    ]  # fmt: skip
+
+
+def filled(pattern, rng):
+    """A subject that fits a pattern."""
+    parts = []
+    for part in pattern.split("."):
+        if part == ">":
+            parts += rng.choice([["x"], ["x", "y"], ["M", "eA=="], ["C", "x"], ["update"], ["hello"], ["report"],
+                                 ["a" * 200], [f"n{rng.randrange(10**6)}"], ["up", "down", "log"]])  # fmt: skip
+        else:
+            parts.append("x" if part == "*" else part)
+    return ".".join(parts)
 
 
 async def reference(bad, number, attempt):
@@ -48,7 +82,7 @@ async def reference(bad, number, attempt):
 
 
 async def describe(bad, name, table, damage=False):
-    """Write an object's description by hand."""
+    """An object's description, written by hand."""
     bucket = bad.subjects.bucket(bad.name)
     about = {"name": name, "bucket": bucket, "nuid": name, "size": 40, "chunks": 1, "deleted": False,
              "mtime": "2026-01-01T00:00:00Z", "digest": "SHA-256=" + "A" * 43 + "=", **table}  # fmt: skip
@@ -93,22 +127,16 @@ async def consumer(bad, number, attempt):
 
 
 async def any_subject(bad, number, attempt):
-    """Anything, to whatever its key may publish to, with a reply subject of somebody else."""
-    subject = filled(bad.rng.choice(bad.publishes), bad.rng)
-    hello = json.dumps(bad.about_itself()).encode()
-    data = bad.rng.choice([b"", b"{}", b"null", b'{"seq": 1}', b'{"last_by_subj": ">"}', b'{"filter": ">"}',
-                           b"T" + bytes(60), b"E", bad.rng.randbytes(60), hello])  # fmt: skip
-    headers = bad.rng.choice([None, b"NATS/1.0\r\nNats-Rollup: all\r\n\r\n", *EVIL_HEADERS[11:]])
-    if bad.rng.random() < 0.5:
+    """Anything, to whatever its key may publish to, with a reply subject of somebody else; often a right hello."""
+    subject, hello = bad.subjects.up(bad.name, "hello"), json.dumps(bad.about("hello", number)).encode()
+    data, headers, usual = hello, None, bad.rng.random() < 0.3
+    if not usual:
+        subject = filled(bad.rng.choice(bad.publishes), bad.rng)
+        data = bad.rng.choice([b"", b"{}", b"null", b'{"seq": 1}', b'{"last_by_subj": ">"}', b'{"filter": ">"}',
+                               b"T" + bytes(60), b"E", bad.rng.randbytes(60), hello])  # fmt: skip
+        headers = bad.rng.choice([None, b"NATS/1.0\r\nNats-Rollup: all\r\n\r\n", *EVIL_HEADERS[11:]])
+    if usual or bad.rng.random() < 0.5:
         headers = b"NATS/1.0\r\n" + bad.signature(subject, data) + b"\r\n"
-    bad.sent += 1
-    await bad.wire.publish(subject, data, bad.rng.choice(bad.targets), headers)
-
-
-async def answered_elsewhere(bad, number, attempt):
-    """A right hello, so that there is an answer, with a reply subject of somebody else."""
-    subject, data = bad.subjects.up(bad.name, "hello"), json.dumps(bad.about_itself()).encode()
-    headers = b"NATS/1.0\r\n" + bad.signature(subject, data) + b"\r\n"
     bad.sent += 1
     await bad.wire.publish(subject, data, bad.rng.choice(bad.targets), headers)
 
@@ -137,12 +165,18 @@ async def foreign_subject(bad, number, attempt):
 
 
 async def too_large(bad, number, attempt):
-    """More than the server takes: it ends the connection."""
-    bad.foreign += 1
-    await bad.wire.publish(bad.subjects.up(bad.name, "update"), bytes(1 << 21))
-    await asyncio.sleep(0.1)
-    await bad.wire.close()
+    """More than the server takes, which ends the connection; or as much as a store takes."""
+    if bad.rng.random() < 0.25:
+        bad.foreign += 1
+        await bad.wire.publish(bad.subjects.up(bad.name, "update"), bytes(1 << 21))
+        await asyncio.sleep(0.1)
+        await bad.wire.close()
+        return
+    frame = bad.message(number, attempt).encode()[:FRAME_BYTES]
+    with suppress(FedseedError):
+        await bad.end.put("great", frame + bytes(8 << 20))
+    await bad.send("update", Stored("great", FRAME_BYTES + (8 << 20), frame).encode())
 
 
-ACTS = ((reference, 4), (consumer, 4), (any_subject, 4), (answered_elsewhere, 2), (raw_bytes, 2), (foreign_subject, 2))
-HEAVY = ((too_large, 0.3),)
+ACTS = {reference: 4, consumer: 4, any_subject: 6, raw_bytes: 2, foreign_subject: 2}
+HEAVY = {too_large: 1}

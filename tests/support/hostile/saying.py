@@ -1,23 +1,26 @@
-"""What a hostile client says: updates, hellos, attachments, beats and reports that nobody should believe."""
+"""What a hostile client says: updates, hellos, attachments, beats and reports that nobody should believe.
+
+Each act draws messages: (kind, bytes, whether it has to be refused). `client.py` sends them over NATS, `fuzzing.py`
+hands them to a coordinator in memory.
+"""
 
 import base64
 import json
 import struct
+import time
 import zlib
-from contextlib import suppress
 from dataclasses import replace
 
-from fedseed.errors import FedseedError
-from fedseed.federation.messages import EVERYBODY, FRAME_BYTES, MessageKind
-from fedseed.federation.protocol import Stored
+from fedseed.federation.messages import EVERYBODY, Message, MessageKind
+from fedseed.federation.protocol import silent_message
 from fedseed.orbit.record import link
-from support.hostile.damage import ESCAPES, bomb, damaged, damaged_json, evil
+from support.hostile.damage import ESCAPES, bomb, damaged, damaged_header, damaged_json, damaged_payload, evil
 
 NEVER = 10_000  # attempts after this one: the next may come, and then it counts
 MOST = 900_000  # bytes of what it says: the server takes 1 MiB
 LATER = 2  # rounds after this one, which wait for it: what is for the next one may come in time, and count
 DIGITS = "9" * 4300
-REPORTS = (
+SPENT = (
     f'"counted": {DIGITS[:400]}', '"losses": 1e308, "counted": 1', '"losses": NaN, "counted": 1', '"x": 1',
     f'"forward_passes": {DIGITS}', '"forward_passes": -5', '"seconds": {"round": 1e308}', '"moved_weights": 1e9',
     '"seconds": ' + json.dumps({f"phase {i}": 1.0 for i in range(5000)}),
@@ -27,169 +30,174 @@ METRICS = (
     '{"weights_digest": "ab", "clients": [1]}', "[]", "7", json.dumps({f"m{i}": 1.0 for i in range(3000)}),
     json.dumps({ESCAPES: 1.0}),
 )  # fmt: skip
-VALUES = [struct.pack("<f", value) for value in (float("nan"), float("inf"), 3e38, -3e38, 1e30)]
 
 
-# -- updates ------------------------------------------------------------------------------------
+class Liar:
+    """What somebody with a client's key knows of the run: it can say what is right.
+
+    Args:
+        rng: draws what it says.
+        name: its client's.
+        names: all clients.
+        start: the orbit's header.
+        code: the method's.
+    """
+
+    def __init__(self, rng, name, names, start, code):
+        self.rng, self.name, self.names, self.start, self.code = rng, name, list(names), start, code
+        self.number, self.honest = self.names.index(name), next(other for other in names if other != name)
+        self.epoch, self.real = "", b"\1"  # the payload of an honest update
+
+    def message(self, number, attempt):
+        return Message(MessageKind.UPDATE, self.code, number, self.number, self.real, attempt)
+
+    def about(self, what, number):
+        """A hello, attachment, beat or report."""
+        return {
+            "hello": {"host": self.name, "header": base64.b64encode(self.start).decode(), "names": self.names, "at": 0,
+                      "time": time.time(), "bucket": True},
+            "attach": {"client": self.name, "host": self.name, "examples": 5},
+            "beat": {"at": number, "epoch": self.epoch},
+            "report": {"at": number, "epoch": self.epoch, "round": number, "digest": self.rng.randbytes(16).hex(),
+                       "spent": {}, "ratio": None, "metrics": None},
+        }[what]  # fmt: skip
+
+    def right(self, number, attempt):
+        """Something that an honest client would say."""
+        what = self.rng.choice(["update", "hello", "attach", "beat", "report"])
+        told = self.message(number, attempt).encode() if what == "update" else as_json(self.about(what, number))
+        return what, told
 
 
-async def malformed_update(bad, number, attempt):
-    """Not a message at all."""
-    whole = bad.message(number, attempt).encode()
+def as_json(table, **instead):
+    """A table's JSON with these values in it, which are JSON already."""
+    text = json.dumps({**table, **{key: f"@{key}@" for key in instead}})
+    for key, value in instead.items():
+        text = text.replace(f'"@{key}@"', value)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def update(bad, number, attempt):
+    """Not a message, not a payload, or of another round, client, kind or attempt."""
+    right = bad.message(number, attempt)
+    whole, later = right.encode(), struct.pack("<IH", number + LATER, attempt)
+    others = [client for client in (0, 1, 4, 77, EVERYBODY) if client != bad.number]
     wrong = bad.rng.choice([
         b"", b"F", b"FS", b"FN", b"FO", b"FN" + b"\xff" * 400, b"FO" + bytes(40) + b"../../x", b"garbage" * 10,
         bad.rng.randbytes(500), whole[:-1], whole + b"\0", whole[:20], b"\0" * 28, whole[:-1] + bytes([whole[-1] ^ 1]),
-        b"FO" + b"\xff" * 36 + b"x" * 101, b"FN" + struct.pack("<IH", number + LATER, attempt) + b"\x1b[2J",
+        b"FO" + b"\xff" * 36 + b"x" * 101, b"FN" + later + b"\x1b[2J", silent_message(number + LATER, 0, ESCAPES),
+        *(replace(right, payload=payload).encode()
+          for payload in (bytes(100_001), bad.real + b"\0", bad.real[:-1], bad.real * 2 + b"x")),
+        replace(right, round=(number + bad.rng.choice([-1, LATER, 1000, 1 << 31])) & 0xFFFFFFFF).encode(),
+        *(replace(right, **{key: value}).encode() for key, value in (
+            ("client", bad.rng.choice(others)), ("kind", MessageKind.STEP), ("kind", MessageKind.PLAN),
+            ("attempt", attempt + NEVER), ("method", right.method + 1))),
     ])  # fmt: skip
-    await bad.send("update", wrong)
+    yield "update", wrong, True
 
 
-async def invalid_value(bad, number, attempt):
-    """The right frame around what no client may send: not finite, out of all proportion, of another length."""
-    real = b"" if bad.real is None else bad.real[FRAME_BYTES:]
-    payload = bytearray(real)
-    if len(payload) >= 4 and len(payload) % 4 == 0 and bad.rng.random() < 0.7:
-        at = 4 * bad.rng.randrange(len(payload) // 4)
-        if len(payload) > 8:
-            at = max(at, len(payload) // 2 // 4 * 4)  # behind lengths and indices
-        payload[at : at + 4] = bad.rng.choice(VALUES)
-    else:
-        payload = bad.rng.choice([payload + b"\0", payload[:-1], payload * 2 + b"x", bytearray(100_001)])
-    if payload != real:
-        await bad.send("update", bad.message(number, attempt, bytes(payload)).encode())
+def value(bad, number, attempt):
+    """A number in the right place that is not finite or out of all proportion."""
+    if len(bad.real) >= 4 and len(bad.real) % 4 == 0:
+        first = len(bad.real) // 8 if len(bad.real) > 8 else 0  # behind lengths and indices
+        at = 4 * bad.rng.randrange(first, len(bad.real) // 4)
+        wrong = struct.pack("<f", bad.rng.choice([float("nan"), float("inf"), 3e38, -3e38, 1e30]))
+        wrong = bad.real[:at] + wrong + bad.real[at + 4 :]
+        yield "update", replace(bad.message(number, attempt), payload=wrong).encode(), wrong != bad.real
 
 
-async def wrong_frame(bad, number, attempt):
-    """For another round, of another client, of another kind; what it holds is damaged, too, now and then."""
-    right = bad.message(number, attempt)
-    others = [client for client in (0, 1, 4, 77, EVERYBODY) if client != bad.number]
-    wrong = bad.rng.choice([
-        replace(right, round=(number + bad.rng.choice([-1, LATER, 1000, 1 << 31])) & 0xFFFFFFFF),
-        replace(right, client=bad.rng.choice(others)), replace(right, kind=MessageKind.STEP),
-        replace(right, kind=MessageKind.PLAN), replace(right, attempt=attempt + NEVER),
-        replace(right, method=right.method + 1),
-    ])  # fmt: skip
-    if bad.rng.random() < 0.3:
-        wrong = replace(wrong, payload=damaged(bad.rng, wrong.payload))
-    await bad.send("update", wrong.encode())
+def damage(bad, number, attempt):
+    """Damaged, in a frame that is damaged, too, or for a round that never comes."""
+    later = replace(bad.message(number, attempt + NEVER), payload=damaged_payload(bad.rng, bad.real)).encode()
+    yield "update", damaged(bad.rng, later) if bad.rng.random() < 0.5 else later, True
 
 
-# -- what a process says of itself -------------------------------------------------------------------------------
-
-
-def _headed(bad, packed):
-    """An orbit's beginning with this instead of its JSON, and the right checksum."""
-    head = bad.hosted.start[:12] + struct.pack("<I", len(packed)) + packed
-    return base64.b64encode(head + link(b"", head)).decode()
-
-
-async def hello(bad, number, attempt):
+def hello(bad, number, attempt):
     """Another base, other names, in another's name, too large, not valid."""
-    kind = bad.rng.randrange(7)
-    about = bad.about_itself()
+    about, kind, certain = bad.about("hello", number), bad.rng.randrange(8), True
+
+    def headed(packed):
+        """An orbit's beginning with this instead of its JSON, and the right checksum."""
+        head = bad.start[:12] + struct.pack("<I", len(packed)) + packed
+        about["header"] = base64.b64encode(head + link(b"", head)).decode()
+
     if kind == 0:
         about["host"] = bad.honest
     elif kind == 1:  # a header that inflates
-        about["header"] = _headed(bad, bomb(bad.rng.choice([10, 255, 1000]), bad.rng.choice([100, 3000, 60_000])))
+        headed(bomb(bad.rng.choice([10, 255, 1000]), bad.rng.choice([100, 3000, 60_000])))
     elif kind == 2:
-        names, many = [*bad.hosted.names], [f"c{i}" for i in range(20_000)]
-        about["names"] = bad.rng.choice([[], [bad.name], ["x"] * 3, [ESCAPES], names[::-1], many, "client-0", [[]]])
+        many = [f"c{i}" for i in range(20_000)]
+        about["names"] = bad.rng.choice([[], [bad.name], ["x"] * 3, [ESCAPES], bad.names[::-1], many, "client-0", [[]]])
     elif kind == 3:  # another base, sent with the weights that nobody has asked for
-        changed = json.loads(zlib.decompress(bad.hosted.start[16:-16]))
+        changed = json.loads(zlib.decompress(bad.start[16:-16]))
         changed[bad.rng.choice(["base_digest", "dtype", "seed", "layout", "method", "trainable"])] = "ab" * 16
-        about["header"] = _headed(bad, zlib.compress(json.dumps(changed).encode()))
+        headed(zlib.compress(json.dumps(changed).encode()))
         about["weights"] = base64.b64encode(bad.rng.randbytes(2000)).decode()
-    elif kind == 4:
-        about["weights"] = base64.b64encode(b"FO" + b"\xff" * 36 + b"base-weights").decode()
-    data = json.dumps(about).encode()
-    if kind == 5:
-        data = damaged(bad.rng, data)
-    elif kind == 6:
-        data = damaged_json(bad.rng, about)
-    await bad.send("hello", data[:MOST], certain=kind in (0, 1, 2, 3))
+    else:
+        certain = False
+        if kind == 4:
+            about["weights"] = base64.b64encode(b"FO" + b"\xff" * 36 + b"base-weights").decode()
+        elif kind == 5:
+            about["header"] = base64.b64encode(damaged_header(bad.rng, bad.start)).decode()
+    data = damaged_json(bad.rng, about) if kind == 7 else as_json(about)
+    yield "hello", (damaged(bad.rng, data) if kind == 6 else data)[:MOST], certain
 
 
-async def attach(bad, number, attempt):
+def attach(bad, number, attempt):
     """For others, to others' processes, with examples that nobody has."""
-    about = {"client": bad.name, "host": bad.name, "examples": 5}
-    kind = bad.rng.randrange(4)
-    if kind == 0:
-        data = json.dumps({**about, "client": bad.honest}).encode()
-    elif kind == 1:
-        data = json.dumps({**about, "host": bad.honest}).encode()
-    elif kind == 2:
-        wrong = bad.rng.choice(['"x"', "-1", "1e999", "NaN", "null", "[]"])
-        data = json.dumps({**about, "examples": "@"}).replace('"@"', wrong).encode()
-    else:
-        data = damaged_json(bad.rng, about)
-    await bad.send("attach", data[:MOST], certain=kind in (0, 2))
+    about, kind = bad.about("attach", number), bad.rng.randrange(4)
+    data = [
+        as_json({**about, "client": bad.honest}), as_json({**about, "host": bad.honest}), damaged_json(bad.rng, about),
+        as_json(about, examples=bad.rng.choice(['"x"', "-1", "1e999", "NaN", "null", "[]"])),
+    ][kind]  # fmt: skip
+    yield "attach", data[:MOST], kind in (0, 3)
 
 
-async def beat(bad, number, attempt):
+def beat(bad, number, attempt):
     """Signs of life from nowhere."""
-    data = damaged_json(bad.rng, {"at": number, "epoch": bad.epoch})
-    await bad.send("beat", data[:MOST], certain=False)
+    yield "beat", damaged_json(bad.rng, bad.about("beat", number))[:MOST], False
 
 
-async def report(bad, number, attempt):
+def report(bad, number, attempt):
     """Figures that can't be, and such as would overwrite the run's own."""
-    good = bad.report(number)
-    kind = bad.rng.randrange(4)
-    if kind == 0:
-        data = json.dumps({**good, "spent": "@"}).replace('"@"', "{" + bad.rng.choice(REPORTS) + "}").encode()
-    elif kind == 1:
-        data = json.dumps({**good, "metrics": "@", "seconds": 1}).replace('"@"', bad.rng.choice(METRICS)).encode()
-    elif kind == 2:
-        changed = {bad.rng.choice(["round", "ratio", "digest", "at", "seconds", "by_client"]): "@"}
-        data = json.dumps({**good, **changed}).replace('"@"', evil(bad.rng)).encode("utf-8", "surrogatepass")
-    else:
-        data = damaged_json(bad.rng, good)
-    await bad.send("report", data[:MOST], certain=False)
+    good = bad.about("report", number)
+    changed = bad.rng.choice(["round", "ratio", "digest", "at", "seconds", "by_client"])
+    data = bad.rng.choice([
+        as_json(good, spent="{" + bad.rng.choice(SPENT) + "}"), damaged_json(bad.rng, good),
+        as_json({**good, "seconds": 1}, metrics=bad.rng.choice(METRICS)), as_json(good, **{changed: evil(bad.rng)}),
+    ])  # fmt: skip
+    yield "report", data[:MOST], False
 
 
-async def unknown(bad, number, attempt):
+def unknown(bad, number, attempt):
     """Kinds of message that there are not."""
     what = bad.rng.choice(["x", "updates", "status", "a" * 3000, "log", "HELLO", "=1B=5B2J"])
-    await bad.send(what, b"{}")
+    yield what, bad.rng.choice([b"{}", evil(bad.rng).encode("utf-8", "surrogatepass")[:MOST]]), True
 
 
-# -- many and much ------------------------------------------------------------------------------------
-
-
-async def several_at_once(bad, number, attempt):
+def several_at_once(bad, number, attempt, counts=(100,)):
     """The same thing a hundred times."""
-    wrong = bad.message(number + LATER, attempt).encode()
-    for _ in range(100):
-        await bad.send("update", wrong)
-
-
-async def flood(bad, number, attempt):
-    """Up to 10,000 messages at once, of one kind."""
     what, data = bad.rng.choice([
         ("update", bad.message(number + LATER, attempt).encode()), ("nonsense", b"{}"), ("update", b"x"),
-        ("beat", json.dumps({"at": 0, "epoch": "another"}).encode()), ("report", b"[]"),
-        ("hello", json.dumps(bad.about_itself(host=bad.honest)).encode()),
+        ("beat", b'{"at": 0, "epoch": "another"}'), ("report", b"[]"),
+        ("hello", as_json({**bad.about("hello", number), "host": bad.honest})),
     ])  # fmt: skip
-    for _ in range(bad.rng.choice([1000, 3000, 10_000])):
-        await bad.send(what, data, certain=what != "beat")
+    for _ in range(bad.rng.choice(counts)):
+        yield what, data, what != "beat"
 
 
-async def large(bad, number, attempt):
-    """Megabytes: hellos, reports, and an object as large as it may be."""
-    kind = bad.rng.randrange(3)
-    if kind == 0:
-        await bad.send("hello", json.dumps(bad.about_itself(x="a" * MOST)).encode(), certain=False)
-    elif kind == 1:
-        for _ in range(60):
-            await bad.send("report", b'{"x": "' + b"\x1b" * MOST)
+def flood(bad, number, attempt):
+    """Up to 10,000 messages at once, of one kind."""
+    yield from several_at_once(bad, number, attempt, (1000, 3000, 10_000))
+
+
+def large(bad, number, attempt):
+    """Megabytes."""
+    if bad.rng.random() < 0.5:
+        yield "hello", as_json({**bad.about("hello", number), "x": "a" * MOST}), False
     else:
-        frame = bad.message(number, attempt).encode()[:FRAME_BYTES]
-        data = frame + bytes(8 << 20)
-        with suppress(FedseedError):
-            await bad.end.put("great", data)
-        await bad.send("update", Stored("great", len(data), frame).encode())
+        yield from [("report", b'{"x": "' + b"\x1b" * MOST, True)] * 60
 
 
-ACTS = ((malformed_update, 3), (invalid_value, 3), (wrong_frame, 3), (hello, 3), (attach, 2), (beat, 2), (report, 4),
-        (unknown, 1), (several_at_once, 1))  # fmt: skip
-HEAVY = ((flood, 1), (large, 1))
+ACTS = {update: 6, value: 3, damage: 1, hello: 3, attach: 2, beat: 2, report: 4, unknown: 1, several_at_once: 1}
+HEAVY = {flood: 1, large: 1}

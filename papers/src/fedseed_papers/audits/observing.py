@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.errors import RecipeError
-from fedseed.methods.coefficients import Coefficients
+from fedseed.methods.blockwise import Coefficients
 from fedseed.methods.dense import Weights
 from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.fedsgd import Gradient

@@ -23,7 +23,7 @@ from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.methods.base import Round
-from fedseed.objectives.images import Images
+from fedseed.objectives.classification import Images
 from fedseed.runs.equipment import equip
 from fedseed.runs.parties import load_data
 from fedseed.runs.recipe import Recipe

@@ -9,7 +9,8 @@ Whatever a coordinator asks, a client
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from secrets import token_bytes
 
@@ -19,26 +20,28 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedseed.durable import write_whole
 from fedseed.errors import MessageError, StorageError
 from fedseed.privacy.secure import keys
+from fedseed.privacy.secure.dealing import Fault, Part, about, deal, part_bytes, read_parts
 from fedseed.privacy.secure.errors import OpenedBeforeError
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import (
+    HASH_BYTES,
     Bundle,
     Phase,
     Terms,
     digest_of,
     framed,
-    listed,
     numbers,
     pieces,
     read_bundles,
     read_numbers,
     read_round,
-    round_ask,
-    statement,
+    share_ask,
+    signed_parts,
+    told,
     unframed,
 )
 from fedseed.privacy.secure.settings import FEWEST, MOST_ROUNDS
-from fedseed.privacy.secure.shamir import SECRET_BYTES, SHARE_BYTES, read_share, split
+from fedseed.privacy.secure.shamir import SECRET_BYTES
 
 KEPT = 4  # setups that are remembered
 
@@ -54,10 +57,11 @@ class _Setup:
         selves: the same of its own mask.
         bundles: everybody's public keys.
         agreed: their digest.
+        dealt: the part of each, and the key that it is sealed with.
         members: who is masked against; empty until all shares have come.
         held: of each member and round, the shares of both secrets, one behind the other.
         masked: for each round that it was asked for, its vector and what became of it.
-        signed: for each of these the survivors that it has signed.
+        signed: for each of these the survivors that it has signed, and the SHA-256 of the ask that had them.
         said: asks and answers: an ask that comes again is answered alike.
     """
 
@@ -67,10 +71,11 @@ class _Setup:
     selves: list[bytes]
     bundles: dict[int, Bundle] = field(default_factory=dict)
     agreed: bytes = b""
+    dealt: dict[int, tuple[X25519PrivateKey, Part]] = field(default_factory=dict)
     members: tuple[int, ...] = ()
     held: dict[int, list[bytes]] = field(default_factory=dict)
     masked: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
-    signed: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    signed: dict[int, tuple[tuple[int, ...], bytes]] = field(default_factory=dict)
     said: dict[tuple[int, ...], tuple[bytes, bytes]] = field(default_factory=dict)
 
 
@@ -109,18 +114,23 @@ class SecureClient:
         elif name not in self._setups:
             raise MessageError("a setup that this client has no keys for")
         setup = self._setups[name]
-        place = (phase, *(read_round(body)[:2] if phase in (Phase.CONFIRM, Phase.OPEN) else ()))
+        place: tuple[int, ...] = (phase, *(read_round(body)[:2] if phase in (Phase.CONFIRM, Phase.OPEN) else ()))
         if place in setup.said:
             before, answer = setup.said[place]
             if before != ask:
                 raise MessageError(f"{phase.name.lower()} were asked for otherwise before")
             return answer
         says = {
-            Phase.KEYS: self._keys, Phase.SHARES: self._shares, Phase.DELIVER: self._take, Phase.CONFIRM: self._confirm,
-            Phase.OPEN: self._open,
+            Phase.KEYS: self._keys, Phase.SHARES: self._shares, Phase.DELIVER: self._take, Phase.REVEAL: self._reveal,
+            Phase.CONFIRM: self._confirm, Phase.OPEN: self._open, Phase.DISOWN: self._disown,
         }  # fmt: skip
-        answer = says[phase](setup, body)
-        setup.said[place] = ask, answer
+        said = framed(phase, name, says[phase](setup, body))
+        agreed = b"" if phase is Phase.KEYS else setup.agreed
+        if phase is Phase.OPEN:
+            agreed += sha256(setup.said[(Phase.DELIVER,)][0]).digest()
+        answer = said + self._identity.sign(told(agreed, self.number, sha256(ask).digest(), said))
+        if phase not in (Phase.REVEAL, Phase.DISOWN):  # these show that others have lied, however often
+            setup.said[place] = ask, answer
         return answer
 
     def masked(self, round: int, attempt: int, words: Words) -> bytes:
@@ -146,8 +156,8 @@ class SecureClient:
         own, use = keys.private(setup.masks[at]), pair_use(setup.terms, at)
         for member in setup.members:
             if member != self.number:
-                key = setup.bundles[member].masks[at]
-                total += keys.pair_mask(own, self.number, member, key, use, len(words), self.form)
+                key = keys.pair_key(own, setup.bundles[member].masks[at], use)
+                total += keys.pair_mask(key, self.number, member, len(words), self.form)
         setup.masked[at] = plain, setup.terms.setup + total.tobytes()
         return setup.masked[at][1]
 
@@ -183,83 +193,81 @@ class SecureClient:
             tuple(keys.public(keys.private(seed)) for seed in setup.masks),
             tuple(keys.committed(seed) for seed in setup.selves),
         )
-        signature = self._identity.sign(bundle.signed(setup.terms))
-        setup.bundles[self.number] = Bundle(
-            bundle.identity, bundle.sealing, bundle.masks, bundle.commitments, signature
-        )
-        return framed(Phase.KEYS, setup.terms.setup, setup.bundles[self.number].encode())
+        return bundle.encode()
 
     def _shares(self, setup: _Setup, body: bytes) -> bytes:
-        """Cut both secrets of every round into shares, a sealed text for each of the others."""
-        bundles = read_bundles(body, setup.terms.count)
-        if bundles.get(self.number) != setup.bundles.get(self.number) or not bundles.keys() <= set(setup.terms.clients):
-            raise MessageError("keys of others than were asked, or another key in this client's name")
-        if len(bundles) < max(setup.terms.threshold, FEWEST):
-            raise MessageError(f"keys of {len(bundles)} clients: {setup.terms.threshold} are needed")
+        """Cut both secrets of every round into shares, a part for each client."""
+        bundles, terms = read_bundles(body, setup.terms.count), setup.terms
+        own = signed_parts(setup.said[(Phase.KEYS,)][1])[1:]
+        if self.number not in bundles or bundles[self.number].encode() != b"".join(own):
+            raise MessageError("another key in this client's name")
+        if len(bundles) < max(terms.threshold, FEWEST) or not bundles.keys() <= set(terms.clients):
+            raise MessageError(f"keys of {len(bundles)} clients, or of others: {terms.threshold} are needed")
         for client, bundle in bundles.items():
-            check_bundle(client, bundle, setup.terms, self._known)
+            if self._known is not None and self._known.get(client) != bundle.identity:
+                raise MessageError(f"client {client} signs with another key than is known")
+            if not bundle_fits(client, bundle, terms):
+                raise MessageError(f"client {client} has not signed its keys")
         setup.bundles, setup.agreed = bundles, digest_of(bundles)
-        at = [client + 1 for client in bundles]
-        shared = [
-            [split(seed, at, setup.terms.threshold) for seed in both]
-            for both in zip(setup.masks, setup.selves, strict=True)
-        ]
-        texts = []
-        for holder, client in enumerate(bundles):
-            text = b"".join(part[holder] for both in shared for part in both)
-            if client == self.number:
-                setup.held[client] = pieces(text, 2 * setup.terms.count, SHARE_BYTES)
-                continue
-            key = self._sealing_key(setup, self.number, client)
-            texts.append(keys.seal(key, text, setup.terms.setup))
-        return listed(setup.terms.setup, Phase.SHARES, [c for c in bundles if c != self.number], texts)
-
-    def _sealing_key(self, setup: _Setup, sender: int, receiver: int) -> bytes:
-        other = setup.bundles[receiver if sender == self.number else sender].sealing
-        use = b"shares" + setup.terms.setup + numbers([sender]) + numbers([receiver])
-        return keys.agreed(setup.sealing, other, use)
+        secrets = [secret for both in zip(setup.masks, setup.selves, strict=True) for secret in both]
+        setup.dealt = deal(secrets, terms.setup, self.number, bundles, terms.threshold)
+        return b"".join(part.encode() for _, part in setup.dealt.values())
 
     def _take(self, setup: _Setup, body: bytes) -> bytes:
-        """Take the others' shares; says whose can't be read."""
+        """Take everybody's shares; says whose can't be read."""
         members, rest = read_numbers(body)
-        if self.number not in setup.held:
+        if not setup.dealt:
             raise MessageError("shares before this client was asked for its own")
         if self.number not in members or not set(members) <= setup.bundles.keys():
             raise MessageError("members that have sent no keys, or without this client")
         if len(members) < max(setup.terms.threshold, FEWEST):
             raise MessageError(f"{len(members)} members: {setup.terms.threshold} are needed")
-        others = [member for member in members if member != self.number]
-        accused = []
-        size = 2 * setup.terms.count * SHARE_BYTES
-        for member, text in zip(others, pieces(rest, len(others), size + keys.TAG_BYTES), strict=True):
+        accused = {}
+        for member, data in zip(members, pieces(rest, len(members), part_bytes(setup.terms.count)), strict=True):
+            use = about(setup.terms.setup, member, self.number)
             try:
-                key = self._sealing_key(setup, member, self.number)
-                setup.held[member] = pieces(keys.unseal(key, text, setup.terms.setup), size // SHARE_BYTES, SHARE_BYTES)
-                for share in setup.held[member]:
-                    read_share(share)
+                part = Part.decode(data, setup.terms.count)
+                setup.held[member] = part.shares(setup.sealing, part.key, use)
             except MessageError:
-                accused.append(member)
+                accused[member] = sha256(data).digest()
         if not accused:
             setup.members = members
-        return framed(Phase.DELIVER, setup.terms.setup, numbers(accused))
+        return numbers(list(accused)) + b"".join(accused.values())
+
+    def _reveal(self, setup: _Setup, body: bytes) -> bytes:
+        """Show the key of a part that its holder says it can't read: if it can, it has lied."""
+        accusers, rest = read_numbers(body)
+        (accuser,), asked = accusers[:1] or (self.number,), rest[:HASH_BYTES]
+        said, accusing, signature = signed_parts(rest[HASH_BYTES:])
+        whom, hashes = read_numbers(accusing)
+        if accuser not in setup.dealt or unframed(said)[:2] != (Phase.DELIVER, setup.terms.setup):
+            raise MessageError(f"client {accuser} has accused nobody")
+        key, part = setup.dealt[accuser]
+        if (self.number, sha256(part.encode()).digest()) not in zip(
+            whom, pieces(hashes, len(whom)), strict=True
+        ) or not keys.signature_fits(
+            setup.bundles[accuser].identity, signature, told(setup.agreed, accuser, asked, said)
+        ):
+            raise MessageError(f"client {accuser} has not accused this client of what it has dealt")
+        return key.private_bytes_raw()
 
     # -- opening a sum -----------------------------------------------------------------------------------------------
 
     def _confirm(self, setup: _Setup, body: bytes) -> bytes:
         """Sign whose vectors are in the sum: one list for each attempt."""
         round, attempt, rest = read_round(body)
+        members, rest = read_numbers(rest)
         survivors, rest = read_numbers(rest)
         at = setup.terms.place(round, attempt)
         if rest or at is None or at not in setup.masked:
             raise MessageError(f"round {round}, attempt {attempt}: this client has sent nothing there")
-        if self.number not in survivors or not set(survivors) <= set(setup.members):
-            raise MessageError(f"round {round}: survivors that are no members, or without this client")
+        if self.number not in survivors or not set(survivors) <= set(members) or members != setup.members:
+            raise MessageError(f"round {round}: other members, survivors that are none, or without this client")
         if len(survivors) < (least := max(setup.terms.threshold, FEWEST)):
             raise MessageError(f"round {round}: {len(survivors)} survivors: {least} are needed")
         self._may_open(round, attempt)
-        setup.signed[at] = survivors
-        text = statement(setup.terms.setup, round, attempt, setup.members, survivors, setup.agreed)
-        return round_ask(Phase.CONFIRM, setup.terms.setup, round, attempt, self._identity.sign(text))
+        setup.signed[at] = survivors, sha256(framed(Phase.CONFIRM, setup.terms.setup, body)).digest()
+        return b""
 
     def _never_again(self, round: int) -> None:
         """Refuse a round that is no newer than the newest that was opened. Raises OpenedBeforeError."""
@@ -275,18 +283,17 @@ class SecureClient:
     def _open(self, setup: _Setup, body: bytes) -> bytes:
         """Say shares: of survivors those of their own masks, of the others those of their keys."""
         round, attempt, rest = read_round(body)
-        survivors, rest = read_numbers(rest)
         signers, rest = read_numbers(rest)
         at = setup.terms.place(round, attempt)
-        if at is None or setup.signed.get(at) != survivors:
-            raise MessageError(f"round {round}: other survivors than this client has signed")
+        if at is None or at not in setup.signed:
+            raise MessageError(f"round {round}: this client has signed nobody's list of survivors")
         self._may_open(round, attempt)
-        text = statement(setup.terms.setup, round, attempt, setup.members, survivors, setup.agreed)
-        signatures = pieces(rest, len(signers), keys.SIGNATURE_BYTES)
+        (survivors, asked), said = setup.signed[at], framed(Phase.CONFIRM, setup.terms.setup)
         signed = [
             signer
-            for signer, signature in zip(signers, signatures, strict=True)
-            if signer in survivors and keys.signature_fits(setup.bundles[signer].identity, signature, text)
+            for signer, signature in zip(signers, pieces(rest, len(signers), keys.SIGNATURE_BYTES), strict=True)
+            if signer in survivors
+            and keys.signature_fits(setup.bundles[signer].identity, signature, told(setup.agreed, signer, asked, said))
         ]
         if len(signed) < setup.terms.threshold:
             raise MessageError(
@@ -295,8 +302,26 @@ class SecureClient:
         if self._place is not None:
             write_whole(self._place, b"%d" % round)  # before anything is said
         self.opened = round
-        shares = [setup.held[member][2 * at + (member in survivors)] for member in setup.members]
-        return round_ask(Phase.OPEN, setup.terms.setup, round, attempt, b"".join(shares))
+        return b"".join(setup.held[member][2 * at + (member in survivors)] for member in setup.members)
+
+    def _disown(self, setup: _Setup, body: bytes) -> bytes:
+        """Say the key of the mask that is shared with a dealer whose shares are wrong: it protects nobody else."""
+        round, attempt, rest = read_round(body)
+        at, fault = setup.terms.place(round, attempt), Fault.decode(rest)
+        dealer = setup.bundles.get(fault.dealer)
+        if at is None or dealer is None:
+            raise MessageError(f"round {round}: client {fault.dealer} has dealt nothing for it")
+        said, parts, signature = signed_parts(fault.answer)
+        asked = sha256(share_ask(setup.terms.setup, setup.bundles)).digest()
+        if (
+            unframed(said)[0] is not Phase.SHARES
+            or not keys.signature_fits(dealer.identity, signature, told(setup.agreed, fault.dealer, asked, said))
+            or not fault.shown(
+                read_parts(parts, list(setup.bundles), setup.terms.count), dealer, at, setup.terms.threshold
+            )
+        ):
+            raise MessageError(f"round {round}: nothing shows that client {fault.dealer} has dealt wrongly")
+        return keys.pair_key(keys.private(setup.masks[at]), dealer.masks[at], pair_use(setup.terms, at))
 
 
 def _read_opened(place: Path | None) -> int:
@@ -315,11 +340,8 @@ def pair_use(terms: Terms, at: int) -> bytes:
     return terms.setup + at.to_bytes(2, "little")
 
 
-def check_bundle(client: int, bundle: Bundle, terms: Terms, known: Mapping[int, bytes] | None = None) -> None:
-    """Whether public keys can be used, and are signed by whom they should be. Raises MessageError: whose."""
-    if known is not None and known.get(client) != bundle.identity:
-        raise MessageError(f"client {client} signs with another key than is known")
-    if not keys.signature_fits(bundle.identity, bundle.signature, bundle.signed(terms)):
-        raise MessageError(f"client {client} has not signed its keys")
-    if len({bundle.sealing, *bundle.masks}) != 1 + len(bundle.masks):
-        raise MessageError(f"client {client} uses a key twice")
+def bundle_fits(client: int, bundle: Bundle, terms: Terms) -> bool:
+    """Whether a client has signed its public keys for a setup."""
+    said = framed(Phase.KEYS, terms.setup, replace(bundle, signature=b"").encode())
+    asked = sha256(terms.encode()).digest()
+    return keys.signature_fits(bundle.identity, bundle.signature, told(b"", client, asked, said))

@@ -24,27 +24,27 @@ _NONCE = bytes(12)  # each key encrypts one message
 
 
 def derived(secret: bytes, use: bytes, length: int = KEY_BYTES) -> bytes:
-    """A key for one use. HKDF with SHA-256."""
+    """Returns a key for one use, by HKDF with SHA-256."""
     return HKDF(algorithm=SHA256(), length=length, salt=None, info=b"fedseed secure sums: " + use).derive(secret)
 
 
 def private(seed: bytes) -> X25519PrivateKey:
-    """The key pair that a seed of 16 bytes names: whoever has put the seed together has the key."""
+    """Returns the key pair of a seed of 16 bytes: whoever has put the seed together has the key."""
     return X25519PrivateKey.from_private_bytes(derived(seed, b"mask key"))
 
 
 def public(key: X25519PrivateKey) -> bytes:
-    """Its public half, 32 bytes."""
+    """Returns the public half of a key, 32 bytes."""
     return key.public_key().public_bytes_raw()
 
 
 def committed(seed: bytes) -> bytes:
-    """What tells the self mask's seed when it is put together, and nothing before: 128 bits can't be guessed."""
+    """Returns a hash to check the self mask's seed by once it is put together; 128 bits can't be guessed before."""
     return sha256(b"fedseed secure sums: self mask" + seed).digest()
 
 
 def check_public(data: bytes) -> None:
-    """Whether a public key can be used. Raises MessageError: a point of small order, whose secrets everybody knows."""
+    """Raises MessageError if a public key can't be used: a point of small order, whose secrets everybody knows."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(data))
     except ValueError as error:
@@ -52,7 +52,7 @@ def check_public(data: bytes) -> None:
 
 
 def agreed(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:
-    """The key that two agree on, for one use.
+    """Returns the key that two agree on, for one use.
 
     Args:
         own: a private key.
@@ -69,12 +69,12 @@ def agreed(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:
 
 
 def seal(key: bytes, text: bytes, about: bytes) -> bytes:
-    """Encrypt; `about` is bound to it and not hidden. The key must never encrypt anything else."""
+    """Encrypts `text`; `about` is bound to it and not hidden. The key must never encrypt anything else."""
     return AESGCM(key).encrypt(_NONCE, text, about)
 
 
 def unseal(key: bytes, data: bytes, about: bytes) -> bytes:
-    """The inverse of `seal`. Raises MessageError: not what was encrypted with this key about this."""
+    """Decrypts what `seal` made. Raises MessageError if it was not encrypted with this key and this `about`."""
     try:
         return AESGCM(key).decrypt(_NONCE, data, about)
     except InvalidTag as error:
@@ -82,39 +82,37 @@ def unseal(key: bytes, data: bytes, about: bytes) -> bytes:
 
 
 def mask(key: bytes, count: int, form: FixedPoint) -> Words:
-    """`count` words that nobody without the key tells from random ones: AES-256 in counter mode, from 0."""
+    """Returns `count` words that nobody without the key tells from random ones: AES-256 in counter mode, from 0."""
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(count * form.dtype.itemsize)), dtype=form.dtype)
 
 
 def self_mask(seed: bytes, count: int, form: FixedPoint) -> Words:
-    """PRG(b_u)."""
+    """Returns a client's own mask, PRG(b_u)."""
     return mask(derived(seed, b"self mask"), count, form)
 
 
-def pair_mask(
-    own: X25519PrivateKey, me: int, other: int, key: bytes, use: bytes, count: int, form: FixedPoint
-) -> Words:
-    """What a client adds for one other: +PRG(s_uv) if its number is the lower one, else -PRG(s_uv).
+def pair_key(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:
+    """Returns the key of the mask that two clients share in a round; `use` names the round. Raises MessageError."""
+    return agreed(own, other, b"pair mask" + use)
+
+
+def pair_mask(key: bytes, me: int, other: int, count: int, form: FixedPoint) -> Words:
+    """Returns what a client adds for one other: +PRG(s_uv) if its number is the lower one, else -PRG(s_uv).
 
     Args:
-        own: the client's private key of the round.
-        me: its number.
+        key: the pair's (`pair_key`).
+        me: the client's number.
         other: the other's.
-        key: the other's public key of the round.
-        use: names the round; both sides say the same.
         count: how many words.
         form: how words are written.
-
-    Raises:
-        MessageError: the public key can't be used.
     """
-    found = mask(agreed(own, key, b"pair mask" + use), count, form)
+    found = mask(key, count, form)
     return found if me < other else np.zeros(1, form.dtype) - found
 
 
 def signature_fits(key: bytes, signature: bytes, text: bytes) -> bool:
-    """Whether it is this key's signature of this text."""
+    """Returns whether the signature is this key's of this text."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
     except (InvalidSignature, ValueError):
@@ -123,5 +121,5 @@ def signature_fits(key: bytes, signature: bytes, text: bytes) -> bool:
 
 
 def identity_bytes(key: Ed25519PrivateKey) -> bytes:
-    """The public half of a key that signs, 32 bytes."""
+    """Returns the public half of a key that signs, 32 bytes."""
     return key.public_key().public_bytes_raw()

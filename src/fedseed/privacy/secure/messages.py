@@ -1,14 +1,16 @@
 """What coordinator and clients say to each other besides plans and masked vectors. Little-endian, no padding.
 
-    ask      phase u8 | setup 8 bytes | ...                    answer   the same phase and setup | ...
-    KEYS     round u32, attempt u16, count u16, threshold u16, clients        a `Bundle`
-    SHARES   the bundles of all                                               a sealed text for each of the others
-    DELIVER  members, and the others' sealed texts                            whose can't be read
-    CONFIRM  round, attempt, survivors                                        a signature of members and survivors
-    OPEN     round, attempt, survivors, and their signatures                  a share of one secret of each member
+    ask      phase u8 | setup 8 bytes | ...        answer   the same phase and setup | ... | signature 64 bytes
+    KEYS     round u32, attempt u16, count u16, threshold u16, clients      the keys of a `Bundle`
+    SHARES   the bundles of all                                             a `Part` for each of them
+    DELIVER  members, and the part of each for this client                  whose can't be read, and a hash of each part
+    REVEAL   an accuser, the SHA-256 of its ask, and its answer             the key that its part was sealed with
+    CONFIRM  round, attempt, members, survivors                             nothing: the signature counts
+    OPEN     round, attempt, who has signed, and the signatures             a share of one secret of each member
+    DISOWN   round, attempt, and a `Fault`: a dealer's shares are wrong     the key of the mask shared with the dealer
 
 A setup has keys and shares for `count` rounds: the attempt of a round that it was made for, and the first attempts of
-the rounds after it.
+the rounds after it. A signature says who answers, to which ask, and knowing which keys (`told`).
 """
 
 import struct
@@ -20,9 +22,9 @@ from hashlib import sha256
 from fedseed.errors import MessageError
 from fedseed.privacy.secure.keys import KEY_BYTES, SIGNATURE_BYTES
 from fedseed.privacy.secure.settings import MOST_CLIENTS
-from fedseed.privacy.secure.shamir import SHARE_BYTES
 
 SETUP_BYTES = 8
+HASH_BYTES = 32
 _TERMS = struct.Struct("<IHHH")
 _ROUND = struct.Struct("<IH")
 _COUNT = struct.Struct("<I")
@@ -36,6 +38,8 @@ class Phase(IntEnum):
     DELIVER = 3
     CONFIRM = 4
     OPEN = 5
+    REVEAL = 6
+    DISOWN = 7
 
 
 def framed(phase: Phase, setup: bytes, body: bytes = b"") -> bytes:
@@ -48,6 +52,26 @@ def unframed(data: bytes) -> tuple[Phase, bytes, bytes]:
     if len(data) < 1 + SETUP_BYTES or data[0] not in Phase.__members__.values():
         raise MessageError("not a message of secure sums")
     return Phase(data[0]), data[1 : 1 + SETUP_BYTES], data[1 + SETUP_BYTES :]
+
+
+def signed_parts(answer: bytes) -> tuple[bytes, bytes, bytes]:
+    """What an answer says, its body, and its signature. Raises MessageError."""
+    said, signature = answer[:-SIGNATURE_BYTES], answer[-SIGNATURE_BYTES:]
+    return said, unframed(said)[2], signature
+
+
+def told(agreed: bytes, client: int, asked: bytes, said: bytes) -> bytes:
+    """What a client signs.
+
+    Args:
+        agreed: the digest of everybody's keys; empty while they are not known, and with the hash of what was delivered
+            to it behind it where it says shares. It is what a signature of an earlier setup can't have: so keys that
+            were told in another run, whose secrets may be known by now, do not pass.
+        client: its number.
+        asked: the SHA-256 of the ask.
+        said: its answer without the signature.
+    """
+    return b"fedseed secure sums: answer" + sha256(agreed).digest() + _COUNT.pack(client) + asked + said
 
 
 def numbers(clients: Sequence[int]) -> bytes:
@@ -133,7 +157,7 @@ class Bundle:
         sealing: the key that shares for it are encrypted for.
         masks: for each round, the key that masks are agreed on with.
         commitments: for each round, that of its own mask.
-        signature: over the terms and all of these.
+        signature: of the answer that they came in.
     """
 
     identity: bytes
@@ -141,11 +165,6 @@ class Bundle:
     masks: tuple[bytes, ...]
     commitments: tuple[bytes, ...]
     signature: bytes = b""
-
-    def signed(self, terms: Terms) -> bytes:
-        """What the signature covers."""
-        keys = (self.identity, self.sealing, *self.masks, *self.commitments)
-        return b"fedseed secure sums: keys" + terms.encode() + b"".join(keys)
 
     def encode(self) -> bytes:
         """As it travels."""
@@ -177,13 +196,8 @@ def read_bundles(body: bytes, count: int) -> dict[int, Bundle]:
     return {c: Bundle.decode(data, count) for c, data in zip(clients, pieces(rest, len(clients)), strict=True)}
 
 
-def listed(setup: bytes, phase: Phase, members: Sequence[int], texts: Sequence[bytes]) -> bytes:
-    """Clients and a text for, or from, some of them, of equal lengths."""
-    return framed(phase, setup, numbers(members) + b"".join(texts))
-
-
 def round_ask(phase: Phase, setup: bytes, round: int, attempt: int, body: bytes) -> bytes:
-    """About an attempt of a round, an ask or an answer."""
+    """An ask about an attempt of a round."""
     return framed(phase, setup, _ROUND.pack(round, attempt) + body)
 
 
@@ -193,20 +207,3 @@ def read_round(body: bytes) -> tuple[int, int, bytes]:
         raise MessageError("a message of secure sums that is cut short")
     number, attempt = _ROUND.unpack_from(body)
     return number, attempt, body[_ROUND.size :]
-
-
-def statement(
-    setup: bytes, round: int, attempt: int, members: Sequence[int], survivors: Sequence[int], agreed: bytes
-) -> bytes:
-    """What a client signs before anything is opened: who was masked against, and whose vectors are in the sum.
-
-    `agreed`, the digest of everybody's keys, is what a signature of an earlier setup can't have: so keys of a client
-    that were told in another run, and whose secrets may be known by now, do not pass for its keys of this one.
-    """
-    about = setup + _ROUND.pack(round, attempt) + agreed
-    return b"fedseed secure sums: survivors" + about + numbers(members) + numbers(survivors)
-
-
-def read_shares(body: bytes, members: int) -> list[bytes]:
-    """A share of each member. Raises MessageError."""
-    return pieces(body, members, SHARE_BYTES)

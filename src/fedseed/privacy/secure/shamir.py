@@ -5,8 +5,7 @@ and coefficients from the operating system, modulo the prime 2^130 - 5. Whole nu
 constant time: shares are made and put together where nobody measures single operations.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations, islice
+from collections.abc import Mapping, Sequence
 from secrets import randbelow
 
 from fedseed.errors import MessageError
@@ -14,7 +13,6 @@ from fedseed.errors import MessageError
 PRIME = (1 << 130) - 5
 SECRET_BYTES = 16
 SHARE_BYTES = 17
-MOST_TRIES = 2000  # sets of shares that are tried where some are wrong
 
 
 def split(secret: bytes, at: Sequence[int], threshold: int) -> list[bytes]:
@@ -74,11 +72,3 @@ def join(shares: Mapping[int, int], by: Sequence[int] | None = None) -> bytes | 
     by = factors(list(shares)) if by is None else by
     value = sum(factor * share for factor, share in zip(by, shares.values(), strict=True)) % PRIME
     return value.to_bytes(SHARE_BYTES, "little")[:SECRET_BYTES] if value >> (8 * SECRET_BYTES) == 0 else None
-
-
-def candidates(shares: Mapping[int, int], threshold: int) -> Iterable[tuple[tuple[int, ...], bytes]]:
-    """What the secret may be where some shares may be wrong: holders that are believed, and what they give together."""
-    for holders in islice(combinations(shares, threshold), MOST_TRIES):
-        secret = join({holder: shares[holder] for holder in holders})
-        if secret is not None:
-            yield holders, secret

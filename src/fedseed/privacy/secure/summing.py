@@ -1,62 +1,92 @@
-"""The coordinator's side of secure sums: it asks, carries sealed shares, and opens sums.
+"""The coordinator's side of secure sums: it asks, carries sealed shares, opens sums, and finds out who lies.
 
-Both conversations are generators: they yield what is asked of whom, and are sent what came back, so that who carries
-the bytes decides how long is waited.
+Conversations are generators: they yield what is asked of whom, and are sent what came back, so that who carries the
+bytes decides how long to wait. Whom they bar depends on nothing but what clients have signed: `convicted` holds the
+same conversation again over what was heard, so anybody can check it.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 from secrets import token_bytes
 from typing import TypeVar
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import keys, shamir
-from fedseed.privacy.secure.client import check_bundle, pair_use
+from fedseed.privacy.secure.client import pair_use
+from fedseed.privacy.secure.dealing import Fault, Part, about, fits, hashed, part_bytes, read_parts
 from fedseed.privacy.secure.errors import LostError, TooFewError
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import (
+    HASH_BYTES,
     SETUP_BYTES,
     Bundle,
     Phase,
     Terms,
     digest_of,
-    listed,
+    framed,
     numbers,
     pieces,
     read_numbers,
-    read_round,
-    read_shares,
     round_ask,
     share_ask,
-    statement,
+    signed_parts,
+    told,
     unframed,
 )
 from fedseed.privacy.secure.settings import FEWEST
 
 OPENING_TRIES = 4  # that shares are asked for: no other attempt of the round will be opened
-MOST_ASKED = 700_000  # bytes of everybody's public keys, which all are sent: a message of a usual server
+MOST_ASKED = 700_000  # bytes of a message to or from a client: a usual server takes a little more
 T = TypeVar("T")
-Fits = Callable[[bytes | None], bool]
-Asking = Generator[dict[int, bytes], dict[int, bytes], T]  # yields asks by client, is sent the answers that came
+Heard = Mapping[int, bytes]  # answers to what was asked at once, by client
+Asking = Generator[dict[int, bytes], Heard, T]  # yields asks by client, is sent the answers that came
 
 
-@dataclass(frozen=True)
+@dataclass
 class Setup:
-    """Keys that were agreed on.
+    """Keys that were agreed on, and what was said on the way there.
 
     Args:
         terms: for which rounds.
         bundles: public keys by client.
-        members: whose shares all have.
         agreed: the digest of the keys.
+        parts: sealed shares by dealer and holder; the dealers are the members.
+        delivered: the hash of what each member was sent of these.
+        heard: all answers so far.
     """
 
     terms: Terms
-    bundles: Mapping[int, Bundle]
-    members: tuple[int, ...]
-    agreed: bytes
+    bundles: Mapping[int, Bundle] = field(default_factory=dict)
+    agreed: bytes = b""
+    parts: Mapping[int, Mapping[int, Part]] = field(default_factory=dict)
+    delivered: Mapping[int, bytes] = field(default_factory=dict)
+    heard: list[Heard] = field(default_factory=list)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Returns the clients whose shares all members have."""
+        return tuple(self.parts)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Why a client is barred, and the answers that show it.
+
+    Args:
+        reason: for a person.
+        terms: of the setup.
+        heard: what was answered, one ask after another.
+        opening: round, attempt and survivors, where a sum was being opened.
+    """
+
+    reason: str
+    terms: Terms
+    heard: tuple[Heard, ...]
+    opening: tuple[int, int, tuple[int, ...]] | None = None
 
 
 class Summing:
@@ -77,10 +107,11 @@ class Summing:
         self.ahead = ahead
         self.known = known
         self.setup: Setup | None = None
-        self.barred: dict[int, str] = {}  # clients that have broken the rules, and how: they are asked no more
+        self.barred: dict[int, Proof] = {}  # clients that have broken the rules: they are asked no more
+        self.doubted: dict[int, str] = {}  # since somebody has cleared it: whose answers count for nothing, and why
 
     def prepare(self, round: int, attempt: int, clients: Sequence[int], count: int | None = None) -> Asking[Setup]:
-        """Agree on keys for a round, and those after it, unless that was done before with the same clients.
+        """Agrees on keys for a round, and those after it, unless that was done before with the same clients.
 
         Args:
             round: the round.
@@ -92,26 +123,19 @@ class Summing:
             The setup; its members are those of the clients whose masks and shares there are.
 
         Raises:
-            TooFewError: fewer than the threshold have answered, or somebody has broken the rules.
+            TooFewError: fewer than the threshold have answered, or somebody is barred or doubted.
         """
         found = self.setup
         if found is not None and found.terms.place(round, attempt) is not None and found.members == tuple(clients):
             return found
-        self.setup = None
-        fit = (MOST_ASKED // max(1, len(clients)) - 4 * keys.KEY_BYTES) // (2 * keys.KEY_BYTES)
+        each = MOST_ASKED // max(1, len(clients)) - part_bytes(0) - 4 * keys.KEY_BYTES
+        fit = each // (part_bytes(1) - part_bytes(0))
         ahead = max(1, min(self.ahead, fit, self.ahead if count is None else count))
         terms = Terms(token_bytes(SETUP_BYTES), round, attempt, ahead, self.threshold, tuple(clients))
-        bundles = self._bundles(terms, (yield dict.fromkeys(clients, terms.encode())))
-        ask = share_ask(terms.setup, bundles)
-        texts = self._texts(terms, bundles, (yield dict.fromkeys(bundles, ask)))
-        members = tuple(texts)
-        asks = {c: listed(terms.setup, Phase.DELIVER, members, [texts[m][c] for m in members if m != c]) for c in texts}
-        self._accusations(terms, members, (yield asks))
-        self.setup = Setup(terms, bundles, members, digest_of(bundles))
-        return self.setup
+        return (yield from _Agreeing(self, Setup(terms)).setup())
 
-    def open(self, round: int, attempt: int, vectors: Mapping[int, Words]) -> Asking[Words]:
-        """The sum of the vectors without their masks.
+    def open(self, round: int, attempt: int, vectors: Mapping[int, Words]) -> Asking[tuple[Words, tuple[int, ...]]]:
+        """Returns the sum of the vectors without masks, and whose they are: all but those who have dealt wrongly.
 
         Args:
             round: the round.
@@ -122,199 +146,272 @@ class Summing:
             TooFewError: too few are left, and no share was asked for.
             LostError: shares were asked for, and the sum can't be had.
         """
-        setup = self.setup
-        assert setup is not None
-        survivors = sorted(vectors)
-        self.enough(survivors, "have sent their vectors", FEWEST)
-        name = setup.terms.setup
-        ask = round_ask(Phase.CONFIRM, name, round, attempt, numbers(survivors))
-        signed = self._signatures(setup, round, attempt, survivors, (yield dict.fromkeys(survivors, ask)))
-        body = numbers(survivors) + numbers(list(signed)) + b"".join(signed.values())
-        ask = round_ask(Phase.OPEN, name, round, attempt, body)
-        at = setup.terms.place(round, attempt)
-        assert at is not None
-        held: dict[int, list[int]] = {}
-        if survivors != list(setup.members):
-            self.setup = None  # who comes back may have lost its keys
-        for _ in range(OPENING_TRIES):  # the same ask is answered alike
-            asked = [client for client in survivors if client not in held and client not in self.barred]
-            held |= self._held(setup, round, attempt, (yield dict.fromkeys(asked, ask)))
-            if len(held) >= self.threshold:
-                break
-        try:
-            self.enough(held, "have said their shares")
-            secrets = self._secrets(setup, at, survivors, held)
-        except TooFewError as error:
-            self.setup = None
-            raise LostError(f"{error}; shares were asked for, so no other attempt of the round is opened") from error
-        total = np.sum(list(vectors.values()), axis=0, dtype=self.form.dtype)
-        return self._unmasked(setup, at, survivors, secrets, total)
-
-    # -- what came back ----------------------------------------------------------------------------------------------
-
-    def bar(self, client: int, reason: str) -> None:
-        """A client has broken the rules."""
-        self.barred.setdefault(client, reason)
+        assert self.setup is not None
+        return (yield from _Opening(self, self.setup, round, attempt, vectors).total())
 
     def enough(self, clients: Sequence[int] | Mapping[int, object], what: str, least: int = 0) -> None:
-        """Whether so many clients can go on: the threshold, and at least so many. Raises TooFewError."""
+        """Raises TooFewError if the clients are fewer than the threshold, or than `least`."""
         if len(clients) < (needed := max(self.threshold, least)):
             raise TooFewError(f"{len(clients)} clients {what}: {needed} are needed, nothing is opened")
 
-    def _read(self, phase: Phase, setup: bytes, data: bytes) -> bytes:
-        found, name, body = unframed(data)
-        if (found, name) != (phase, setup):
-            raise MessageError(f"{found.name.lower()} of another setup, or where {phase.name.lower()} were asked for")
-        return body
 
-    def _bundles(self, terms: Terms, answers: Mapping[int, bytes]) -> dict[int, Bundle]:
-        bundles: dict[int, Bundle] = {}
-        seen: set[bytes] = set()
-        for client in sorted(answers):
-            try:
-                bundle = Bundle.decode(self._read(Phase.KEYS, terms.setup, answers[client]), terms.count)
-                check_bundle(client, bundle, terms, self.known)
-                theirs = {bundle.identity, bundle.sealing, *bundle.masks}
-                if theirs & seen:
-                    raise MessageError("a key that is another client's")
-                for key in (bundle.sealing, *bundle.masks):
-                    keys.check_public(key)
-                seen |= theirs
-                bundles[client] = bundle
-            except MessageError as error:
-                self.bar(client, f"its keys: {error}")
-        self.enough(bundles, "have sent keys", FEWEST)
-        return bundles
+class _Talk:
+    """A conversation: what was heard in it, and which clients it shows to have broken the rules."""
 
-    def _texts(
-        self, terms: Terms, bundles: Mapping[int, Bundle], answers: Mapping[int, bytes]
-    ) -> dict[int, dict[int, bytes]]:
-        """Sealed texts by sender and receiver."""
-        texts: dict[int, dict[int, bytes]] = {}
-        size = 2 * terms.count * shamir.SHARE_BYTES + keys.TAG_BYTES
-        for client in sorted(answers):
-            try:
-                others, rest = read_numbers(self._read(Phase.SHARES, terms.setup, answers[client]))
-                if others != tuple(other for other in bundles if other != client):
-                    raise MessageError("not for those that it was asked for")
-                texts[client] = dict(zip(others, pieces(rest, len(others), size), strict=True))
-            except MessageError as error:
-                self.bar(client, f"its shares: {error}")
-        self.enough(texts, "have sent shares", FEWEST)
-        return texts
+    def __init__(self, summing: Summing, setup: Setup) -> None:
+        self.summing = summing
+        self.keys = setup
+        self.heard = list(setup.heard)
+        self.opening: tuple[int, int, tuple[int, ...]] | None = None
 
-    def _accusations(self, terms: Terms, members: Sequence[int], answers: Mapping[int, bytes]) -> None:
-        """Bar those whose shares can't be read; who accuses more than stand by it is barred instead."""
-        pairs: set[tuple[int, int]] = set()
-        for client, answer in answers.items():
-            try:
-                accused, rest = read_numbers(self._read(Phase.DELIVER, terms.setup, answer))
-                if rest or not set(accused) <= set(members) - {client}:
-                    raise MessageError("accuses whom it has heard nothing of")
-                pairs |= {(client, other) for other in accused}
-            except MessageError as error:
-                self.bar(client, f"its receipt: {error}")
-                raise TooFewError(f"client {client} is left out: {error}") from error
-        named = []
-        while pairs:
-            worst = max(members, key=lambda c: (sum(c in pair for pair in pairs), any(c == b for _, b in pairs)))
-            deals = any(worst == accused for _, accused in pairs)
-            why = "the shares that it has sealed can't be read" if deals else "it says of others' shares what is not so"
-            self.bar(worst, why)
-            named.append(worst)
-            pairs = {pair for pair in pairs if worst not in pair}
-        if named:
-            raise TooFewError(f"clients {named} are left out: {self.barred[named[0]]}")
+    def bar(self, client: int, reason: str) -> None:
+        """Bars a client that has broken the rules, as what was heard shows."""
+        self.summing.barred.setdefault(client, Proof(reason, self.keys.terms, tuple(self.heard), self.opening))
 
-    def _signatures(
-        self, setup: Setup, round: int, attempt: int, survivors: Sequence[int], answers: Mapping[int, bytes]
-    ) -> dict[int, bytes]:
-        text = statement(setup.terms.setup, round, attempt, setup.members, survivors, setup.agreed)
+    def ask(self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T]) -> Asking[dict[int, T]]:
+        """Returns what clients have answered. Bars whoever has signed what is no answer; ignores what is not signed.
+
+        Args:
+            asks: by client.
+            read: makes something of a client's answer; raises MessageError if it is none.
+        """
+        came = yield dict(asks)
+        self.heard.append({client: came[client] for client in sorted(asks.keys() & came.keys())})
         found = {}
-        for client in sorted(answers):
+        for client, answer in self.heard[-1].items():
             try:
-                *about, signature = read_round(self._read(Phase.CONFIRM, setup.terms.setup, answers[client]))
-                if about != [round, attempt] or not keys.signature_fits(
-                    setup.bundles[client].identity, signature, text
-                ):  # fmt: skip
-                    raise MessageError("not of these survivors")
-                found[client] = signature
+                body = self._signed(client, asks[client], answer)
             except MessageError as error:
-                self.bar(client, f"its signature: {error}")
-        self.enough(found, "have signed who is in the sum")
+                self.summing.doubted[client] = str(error)
+                continue
+            try:
+                found[client] = read(client, body)
+            except MessageError as error:
+                self.bar(client, f"its {unframed(answer)[0].name.lower()} message: {error}")
         return found
 
-    def _held(self, setup: Setup, round: int, attempt: int, answers: Mapping[int, bytes]) -> dict[int, list[int]]:
-        """Shares by holder, one for each member."""
-        held: dict[int, list[int]] = {}
-        for client in sorted(answers):
+    def _signed(self, client: int, ask: bytes, answer: bytes) -> bytes:
+        """Returns what a client has answered. Raises MessageError: that is not signed, or answers something else."""
+        said, body, signature = signed_parts(answer)
+        phase, name, _ = unframed(ask)
+        if unframed(said)[:2] != (phase, name):
+            raise MessageError("it answers what it was not asked")
+        agreed, known = self.keys.agreed, self.summing.known
+        if phase is Phase.KEYS:
+            identity = body[: keys.KEY_BYTES] if known is None else known.get(client, b"")
+            if identity != body[: keys.KEY_BYTES]:
+                raise MessageError("it signs with another key than is known")
+        else:
+            identity = self.keys.bundles[client].identity
+        if phase is Phase.OPEN:
+            agreed += self.keys.delivered[client]
+        if not keys.signature_fits(identity, signature, told(agreed, client, sha256(ask).digest(), said)):
+            raise MessageError("its answer is not signed with its key")
+        return body
+
+
+class _Agreeing(_Talk):
+    """The conversation that keys are agreed on in."""
+
+    def setup(self) -> Asking[Setup]:
+        """Returns the keys. Raises TooFewError."""
+        summing, terms = self.summing, self.keys.terms
+        summing.setup = None
+        self.keys.bundles = yield from self.ask(dict.fromkeys(terms.clients, terms.encode()), self._read_keys)
+        summing.enough(self.keys.bundles, "have sent keys", FEWEST)
+        self.keys.agreed = digest_of(self.keys.bundles)
+        holders = list(self.keys.bundles)
+        ask = share_ask(terms.setup, self.keys.bundles)
+        self.keys.parts = yield from self.ask(
+            dict.fromkeys(holders, ask), lambda client, body: read_parts(body, holders, terms.count)
+        )
+        summing.enough(self.keys.parts, "have sent shares", FEWEST)
+        asks = {
+            holder: framed(
+                Phase.DELIVER, terms.setup,
+                numbers(list(self.keys.parts)) + b"".join(parts[holder].encode() for parts in self.keys.parts.values()),
+            )
+            for holder in self.keys.parts
+        }  # fmt: skip
+        self.keys.delivered = {holder: sha256(ask).digest() for holder, ask in asks.items()}
+        before = len(summing.barred)
+        accused = yield from self.ask(asks, self._read_receipt)
+        if any(accused.values()):
+            yield from self._judge(accused)
+        if len(summing.barred) > before or any(accused.values()):
+            out = sorted({*list(summing.barred)[before:], *summing.doubted})
+            raise TooFewError(f"clients {out} are left out: somebody's shares can't be read, or it says so")
+        self.keys.heard, summing.setup = self.heard, self.keys
+        return summing.setup
+
+    def _read_keys(self, client: int, body: bytes) -> Bundle:
+        bundle = Bundle.decode(body + self.heard[-1][client][-keys.SIGNATURE_BYTES :], self.keys.terms.count)
+        for key in (bundle.sealing, *bundle.masks):
+            keys.check_public(key)
+        return bundle
+
+    def _read_receipt(self, client: int, body: bytes) -> tuple[int, ...]:
+        """Returns whose shares a client says that it can't read."""
+        accused, hashes = read_numbers(body)
+        if not set(accused) <= self.keys.parts.keys() - {client} or pieces(hashes, len(accused), HASH_BYTES) != [
+            sha256(self.keys.parts[dealer][client].encode()).digest() for dealer in accused
+        ]:
+            raise MessageError("it accuses others of what they have not sent")
+        return accused
+
+    def _judge(self, accused: Mapping[int, Sequence[int]]) -> Asking[None]:
+        """Lets each dealer show what the part of one accuser was sealed with: then everybody can read it, or nobody."""
+        said, pairs, asks = self.heard[-1], {}, {}
+        for dealer in sorted({dealer for whom in accused.values() for dealer in whom}):
+            accusers = [client for client, whom in accused.items() if dealer in whom]
+            pairs[dealer] = accuser = accusers[dealer % len(accusers)]
+            shown = numbers([accuser]) + self.keys.delivered[accuser] + said[accuser]
+            asks[dealer] = framed(Phase.REVEAL, self.keys.terms.setup, shown)
+
+        def read(dealer: int, body: bytes) -> X25519PrivateKey:
+            key = X25519PrivateKey.from_private_bytes(pieces(body, 1, keys.KEY_BYTES)[0])
+            if keys.public(key) != self.keys.parts[dealer][pairs[dealer]].key:
+                raise MessageError("it shows another key than its shares were sealed with")
+            return key
+
+        opened = yield from self.ask(asks, read)
+        for dealer in asks.keys() - opened.keys() - self.summing.barred.keys():
+            self.summing.doubted[dealer] = "others say that they can't read its shares, and it does not show them"
+        for dealer, key in opened.items():
+            accuser = pairs[dealer]
             try:
-                *about, body = read_round(self._read(Phase.OPEN, setup.terms.setup, answers[client]))
-                if about != [round, attempt]:
-                    raise MessageError("of another round")
-                held[client] = [shamir.read_share(share) for share in read_shares(body, len(setup.members))]
+                use = about(self.keys.terms.setup, dealer, accuser)
+                self.keys.parts[dealer][accuser].shares(key, self.keys.bundles[accuser].sealing, use)
+                self.bar(accuser, f"it says that it can't read the shares of client {dealer}, which can be read")
             except MessageError as error:
-                self.bar(client, f"its shares of others' secrets: {error}")
-        return held
+                self.bar(dealer, f"client {accuser} can't read the shares that it has sealed: {error}")
 
-    # -- secrets -----------------------------------------------------------------------------------------------------
 
-    def _secrets(
-        self, setup: Setup, at: int, survivors: Sequence[int], held: Mapping[int, Sequence[int]]
-    ) -> dict[int, bytes]:
-        """One seed of each member: of survivors that of their own mask, of the others that of their key."""
-        alive, secrets, first = set(survivors), {}, list(held)[: self.threshold]
-        by = shamir.factors([holder + 1 for holder in first])
-        for column, member in enumerate(setup.members):
+class _Opening(_Talk):
+    """The conversation that a sum is opened in."""
 
-            def fits(secret: bytes | None, member: int = member) -> bool:
-                bundle = setup.bundles[member]
-                if secret is None:
-                    return False
-                if member in alive:
-                    return keys.committed(secret) == bundle.commitments[at]
-                return keys.public(keys.private(secret)) == bundle.masks[at]
+    def __init__(self, summing: Summing, setup: Setup, round: int, attempt: int, vectors: Mapping[int, Words]) -> None:
+        super().__init__(summing, setup)
+        self.vectors = vectors
+        self.survivors = tuple(sorted(vectors))
+        self.opening = round, attempt, self.survivors
+        at = setup.terms.place(round, attempt)
+        assert at is not None
+        self.at = at
 
-            shares = {holder + 1: row[column] for holder, row in held.items()}
-            secret = shamir.join({holder + 1: held[holder][column] for holder in first}, by)
-            if not fits(secret):
-                secret = self._despite_liars(shares, fits)
-            if secret is None:
+    def total(self) -> Asking[tuple[Words, tuple[int, ...]]]:
+        """Returns the sum, and who is in it. Raises TooFewError, LostError."""
+        summing, members = self.summing, self.keys.members
+        summing.enough(self.survivors, "have sent their vectors", FEWEST)
+        ask = self._ask(Phase.CONFIRM, numbers(members) + numbers(self.survivors))
+        signers = yield from self.ask(dict.fromkeys(self.survivors, ask), lambda client, body: pieces(body, 0))
+        summing.enough(signers, "have signed who is in the sum")
+        if self.survivors != members:
+            summing.setup = None  # who comes back may have lost its keys
+        signatures = [self.heard[-1][client][-keys.SIGNATURE_BYTES :] for client in signers]
+        ask = self._ask(Phase.OPEN, numbers(list(signers)) + b"".join(signatures))
+        try:
+            held = yield from self._insist(dict.fromkeys(self.survivors, ask), self._read_shares, summing.threshold)
+            summing.enough(held, "have said their shares")
+            secrets, faults = self._secrets(dict(list(held.items())[: summing.threshold]))
+            left = tuple(client for client in self.survivors if client not in faults)
+            pairs = {}
+            if faults:
+                summing.enough(left, "are left that have dealt as they should", FEWEST)
+            for dealer, fault in faults.items():
+                ask = self._ask(Phase.DISOWN, fault.encode())
+                pairs[dealer] = yield from self._insist(
+                    dict.fromkeys(left, ask), lambda client, body: pieces(body, 1, keys.KEY_BYTES)[0], len(left)
+                )
+                if len(pairs[dealer]) < len(left):
+                    raise TooFewError(f"not everybody has said its part of the masks of client {dealer}")
+        except TooFewError as error:
+            summing.setup = None
+            raise LostError(f"{error}; shares were asked for, so no other attempt of the round is opened") from error
+        return self._unmasked(left, secrets, pairs), left
+
+    def _ask(self, phase: Phase, body: bytes) -> bytes:
+        assert self.opening is not None
+        return round_ask(phase, self.keys.terms.setup, self.opening[0], self.opening[1], body)
+
+    def _insist(self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T], least: int) -> Asking[dict[int, T]]:
+        """Asks up to OPENING_TRIES times: the same ask is answered alike."""
+        found: dict[int, T] = {}
+        for _ in range(OPENING_TRIES):
+            found |= yield from self.ask({client: asks[client] for client in asks if client not in found}, read)
+            if len(found) >= least:
+                break
+        return found
+
+    def _read_shares(self, client: int, body: bytes) -> list[bytes]:
+        """Returns a share of each member."""
+        shares = pieces(body, len(self.keys.members), shamir.SHARE_BYTES)
+        for (dealer, parts), share in zip(self.keys.parts.items(), shares, strict=True):
+            if parts[client].hashes[2 * self.at + (dealer in self.survivors)] != hashed(share):
+                raise MessageError(f"another share of client {dealer}'s secret than it was dealt")
+        return shares
+
+    def _secrets(self, held: Mapping[int, Sequence[bytes]]) -> tuple[dict[int, bytes], dict[int, Fault]]:
+        """Returns one seed of each member (of survivors their own mask's, else their key's), or its fault."""
+        secrets, faults = {}, {}
+        by = shamir.factors([holder + 1 for holder in held])
+        for column, member in enumerate(self.keys.members):
+            shares, own = {holder: row[column] for holder, row in held.items()}, member in self.survivors
+            secret = shamir.join({h + 1: int.from_bytes(share, "little") for h, share in shares.items()}, by)
+            if secret is None or not fits(self.keys.bundles[member], self.at, own, secret):
                 self.bar(member, "the shares that it dealt do not fit the keys that it had sent")
-                raise TooFewError(f"client {member} is left out: {self.barred[member]}")
-            secrets[member] = secret
-        return secrets
-
-    def _despite_liars(self, shares: Mapping[int, int], fits: Fits) -> bytes | None:
-        """The secret that some of the shares give; who holds others is barred."""
-        for holders, secret in shamir.candidates(shares, self.threshold):
-            if not fits(secret):
-                continue
-            for other in shares.keys() - set(holders):
-                with_it = {holder: shares[holder] for holder in (*holders[1:], other)}
-                if shamir.join(with_it) != secret:
-                    self.bar(other - 1, "it says another share of a secret than it was dealt")
-            return secret
-        return None
+                faults[member] = Fault(member, own, shares, self.heard[1][member])
+            else:
+                secrets[member] = secret
+        return secrets, faults
 
     def _unmasked(
-        self, setup: Setup, at: int, survivors: Sequence[int], secrets: Mapping[int, bytes], total: Words
+        self, left: Sequence[int], secrets: Mapping[int, bytes], pairs: Mapping[int, Mapping[int, bytes]]
     ) -> Words:
-        """Take away what did not cancel: survivors' own masks, and theirs for those who are not in the sum."""
-        use = pair_use(setup.terms, at)
+        """Takes away what did not cancel: own masks, and the masks for those who are not in the sum."""
+        form, use = self.summing.form, pair_use(self.keys.terms, self.at)
+        total: Words = np.sum([self.vectors[client] for client in left], axis=0, dtype=form.dtype)
         for member, secret in secrets.items():
-            if member in survivors:
-                total = total - keys.self_mask(secret, len(total), self.form)
+            if member in left:
+                total = total - keys.self_mask(secret, len(total), form)
                 continue
             own = keys.private(secret)
-            for other in survivors:  # what it would have added for them is the opposite of what they did for it
-                key = setup.bundles[other].masks[at]
-                total = total + keys.pair_mask(own, member, other, key, use, len(total), self.form)
+            for other in left:  # what it would have added for them is the opposite of what they did for it
+                key = keys.pair_key(own, self.keys.bundles[other].masks[self.at], use)
+                total = total + keys.pair_mask(key, member, other, len(total), form)
+        for dealer, found in pairs.items():
+            for other, key in found.items():
+                total = total + keys.pair_mask(key, dealer, other, len(total), form)
         return total
 
 
+def convicted(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozenset[int]:
+    """Returns who is barred by what was heard; anybody can check it, and who has kept to the rules is never barred.
+
+    Args:
+        proof: what was heard.
+        known: the public keys that sign for clients, by number; None: whatever they say.
+    """
+    form = FixedPoint(64, 0, 1)
+    summing, heard = Summing(proof.terms.threshold, form, proof.terms.count, known), iter(proof.heard)
+
+    def again(asking: Asking[object]) -> None:
+        try:
+            next(asking)
+            for answers in heard:
+                asking.send(answers)
+        except (StopIteration, TooFewError, LostError):
+            pass
+
+    again(_Agreeing(summing, Setup(proof.terms)).setup())
+    if proof.opening is not None and summing.setup is not None:
+        round, attempt, survivors = proof.opening
+        again(summing.open(round, attempt, dict.fromkeys(survivors, np.zeros(1, form.dtype))))
+    return frozenset(summing.barred)
+
+
 def converse(asking: Asking[T], say: Callable[[int, bytes], bytes | None]) -> T:
-    """Hold a conversation where everybody is at hand.
+    """Holds a conversation with clients that are all in this process.
 
     Args:
         asking: what the coordinator asks.
@@ -326,4 +423,5 @@ def converse(asking: Asking[T], say: Callable[[int, bytes], bytes | None]) -> T:
             answers = {client: say(client, ask) for client, ask in asks.items()}
             asks = asking.send({client: answer for client, answer in answers.items() if answer is not None})
     except StopIteration as done:
-        return done.value
+        found: T = done.value
+        return found

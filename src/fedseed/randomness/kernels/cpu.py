@@ -9,7 +9,7 @@ change in a compiled function of another file.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,14 +21,8 @@ from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
 from fedseed.randomness import entries
-from fedseed.randomness.kernels.reference import (
-    Floats,
-    Part,
-    Spec,
-    Stored,
-    truncated_normal_constants,
-)
-from fedseed.randomness.kernels.transform import hadamard_tables, project_finish  # noqa: F401  (`Kernels` asks for it)
+from fedseed.randomness.kernels import reference
+from fedseed.randomness.kernels.reference import Floats, Part, Spec, Stored, truncated_normal_constants
 from fedseed.randomness.stream import MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1, Domain, split_seed
 
 TENSORS = False  # arrays in, arrays out
@@ -69,21 +63,12 @@ def _tile_shape() -> tuple[int, int]:
     return (8, 4) if {"+avx2", "+fma"} <= features else (0, 0)
 
 
-def _slab(cache: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """256 KiB, or half of a second-level cache that is smaller than 512 KiB (as Intel's were before 2017)."""
-    for level in cache.glob("index*/level"):
-        if level.read_text().strip() == "2":
-            kib = int(level.with_name("size").read_text().strip().removesuffix("K"))
-            return max(1 << 14, min(1 << 16, kib * 1024 // 8))
-    return 1 << 16
-
-
 _REGISTER, _ROWS = _tile_shape()
 _WIDTH = 3  # registers: inputs that a tile of a product is wide at most
 _PANEL = _WIDTH * _REGISTER  # inputs
 _STEPS = 4  # columns that a turn of a tile's loop takes
 _DEPTH = 768  # columns of a matrix that a tile takes at a time
-_SLAB = _slab()  # elements of a matrix that a thread perturbs at a time
+_SLAB = 1 << 16  # elements of a matrix that a thread perturbs at a time: a quarter of a second-level cache
 _FEW = 4  # threads that pack all inputs each: taking them from another core's cache takes longer
 _LEAST, _MOST = 4, 32  # times _ROWS rows of it at least, and at most
 
@@ -107,6 +92,31 @@ def _as_int(_context: Any, value: Any) -> Any:
 
     return types.int32(value), generate
 
+
+# -- the Walsh-Hadamard transform -------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _butterflies(x):  # type: ignore[no-untyped-def]
+    width = 1
+    while width < x.size:
+        for at in range(0, x.size, 2 * width):
+            left, right = x[at : at + width], x[at + width : at + 2 * width]
+            for i in range(width):
+                a, b = left[i], right[i]
+                left[i], right[i] = a + b, a - b
+        width *= 2
+
+
+def hadamard_transform(values: NDArray[Any]) -> NDArray[np.float64]:
+    """H x: the reference's, without its temporary arrays."""
+    x = np.array(values, dtype=np.float64)
+    _butterflies(x)
+    return x
+
+
+hadamard_tables = partial(reference.hadamard_tables, transform=hadamard_transform)
+project_finish = partial(reference.project_finish, transform=hadamard_transform)
 
 # -- random words, and entries made of them --------------------------------------------------------------------------
 
@@ -177,18 +187,12 @@ def _fill(v, words, unit, k, block, blocks):  # type: ignore[no-untyped-def]
     fill_words(words, blocks, block, unit.domain, k, unit.key0, unit.key1)
     if unit.kind == NORMAL:
         for b in range(blocks):
-            z0, z1 = _box_muller(words[0, b], words[1, b])
-            z2, z3 = _box_muller(words[2, b], words[3, b])
-            v[4 * b] = z0
-            v[4 * b + 1] = z1
-            v[4 * b + 2] = z2
-            v[4 * b + 3] = z3
+            v[4 * b], v[4 * b + 1] = _box_muller(words[0, b], words[1, b])
+            v[4 * b + 2], v[4 * b + 3] = _box_muller(words[2, b], words[3, b])
     else:
         for b in range(blocks):
-            v[4 * b] = _truncated(words[0, b], mass, bound)
-            v[4 * b + 1] = _truncated(words[1, b], mass, bound)
-            v[4 * b + 2] = _truncated(words[2, b], mass, bound)
-            v[4 * b + 3] = _truncated(words[3, b], mass, bound)
+            for w in range(4):
+                v[4 * b + w] = _truncated(words[w, b], mass, bound)
 
 
 @njit(inline="always")
@@ -197,26 +201,24 @@ def _signed(value, word, bit):  # type: ignore[no-untyped-def]
     return _as_float(_U(_U(_as_int(value)) ^ _U(_U(word << _U(31 - bit)) & _U(0x80000000))))
 
 
+def _each(values, i):  # type: ignore[no-untyped-def]
+    """Number i of an array; one number is for all."""
+
+
+@overload(_each, inline="always")
+def _each_typed(values, i):  # type: ignore[no-untyped-def]
+    return (lambda values, i: values[i]) if isinstance(values, types.Array) else (lambda values, i: values)
+
+
 @njit(cache=True)
-def _add_signed(total, words, blocks, coefficient):  # type: ignore[no-untyped-def]
-    """total += coefficient * signs."""
+def _add_signed(total, words, blocks, values):  # type: ignore[no-untyped-def]
+    """total += signs * values."""
     for b in range(blocks):
         for w in range(4):
             word = words[w, b]
             at = 128 * b + 32 * w
             for i in range(32):
-                total[at + i] += _signed(coefficient, word, i)
-
-
-@njit(cache=True)
-def _add_table(total, words, blocks, table):  # type: ignore[no-untyped-def]
-    """total += signs * table."""
-    for b in range(blocks):
-        for w in range(4):
-            word = words[w, b]
-            at = 128 * b + 32 * w
-            for i in range(32):
-                total[at + i] += _signed(table[at + i], word, i)
+                total[at + i] += _signed(_each(values, at + i), word, i)
 
 
 # -- sums of directions, a chunk at a time ---------------------------------------------------------------------------
@@ -241,7 +243,7 @@ def _sum_chunk(total, v, words, base, lo, hi, units, payload):  # type: ignore[n
             from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
             fill_words(words, blocks, (base >> 7) + from_, unit.domain, unit.first, unit.key0, unit.key1)
             column = begin + (base & (end - begin - 1)) + 128 * from_
-            _add_table(total[128 * from_ :], words, blocks, payload[column:])
+            _add_signed(total[128 * from_ :], words, blocks, payload[column:])
         elif kind == SIGNS:
             from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
             for j in range(end - begin):
@@ -259,7 +261,7 @@ def _sum_chunk(total, v, words, base, lo, hi, units, payload):  # type: ignore[n
 
 @njit(cache=True)
 def _fill_lone(total, words, unit, base, lo, hi, payload):  # type: ignore[no-untyped-def]
-    """`_sum_chunk` of one direction, but for the sign of a zero, which `_store` and `_shift` do not mind."""
+    """`_sum_chunk` of one direction, but for the sign of a zero, which `_store` does not mind."""
     from_, blocks = lo >> 2, ((hi + 3) >> 2) - (lo >> 2)
     v, coefficient = total[4 * from_ :], payload[unit.begin]
     _fill(v, words, unit, unit.first, (base >> 2) + from_, blocks)
@@ -345,18 +347,22 @@ def bits(array: Stored, dtype: str) -> Stored:
     return array.view(np.int16) if dtype == "float16" else array
 
 
+def _old(source, out, i):  # type: ignore[no-untyped-def]
+    """Weight i of the source; None: of `out`. Loops whose input may be their output are not vectorised otherwise."""
+
+
+@overload(_old, inline="always")
+def _old_typed(source, out, i):  # type: ignore[no-untyped-def]
+    if isinstance(source, types.NoneType):
+        return lambda source, out, i: _get(out, i)
+    return lambda source, out, i: _get(source, i)
+
+
 @njit(cache=True)
 def _store(out, source, total, count, scale):  # type: ignore[no-untyped-def]
     """out[i] = round(source[i] + (scale * total[i] + 0))."""
     for i in range(count):
-        _put(out, i, _get(source, i) + (scale * total[i] + _ZERO))
-
-
-@njit(cache=True)
-def _shift(out, total, count, scale):  # type: ignore[no-untyped-def]
-    """`_store` in place: loops whose input may be their output are not vectorised, a sum to one array is."""
-    for i in range(count):
-        _put(out, i, _get(out, i) + (scale * total[i] + _ZERO))
+        _put(out, i, _old(source, out, i) + (scale * total[i] + _ZERO))
 
 
 @njit(cache=True)
@@ -368,19 +374,7 @@ def _store_signs(out, source, words, blocks, table, scale):  # type: ignore[no-u
             at = 128 * b + 32 * w
             for i in range(32):
                 change = _signed(scale * table[at + i], word, i)
-                _put(out, at + i, _get(source, at + i) + (change + _ZERO))
-
-
-@njit(cache=True)
-def _shift_signs(out, words, blocks, table, scale):  # type: ignore[no-untyped-def]
-    """`_store_signs` in place."""
-    for b in range(blocks):
-        for w in range(4):
-            word = words[w, b]
-            at = 128 * b + 32 * w
-            for i in range(32):
-                change = _signed(scale * table[at + i], word, i)
-                _put(out, at + i, _get(out, at + i) + (change + _ZERO))
+                _put(out, at + i, _old(source, out, at + i) + (change + _ZERO))
 
 
 # -- moving: w + scale * sum, in one pass ----------------------------------------------------------------------------
@@ -420,7 +414,7 @@ def _move_run(out, to, source, at, start, count, step):  # type: ignore[no-untyp
             column = only.begin + (base & (only.end - only.begin - 1)) + first - base
             table = v if only.kind == SIGNS else payload[column:]
             if same:
-                _shift_signs(out[here:], words, blocks, table, scale)
+                _store_signs(out[here:], None, words, blocks, table, scale)
             else:
                 _store_signs(out[here:], source[there:], words, blocks, table, scale)
         else:
@@ -434,7 +428,7 @@ def _move_run(out, to, source, at, start, count, step):  # type: ignore[no-untyp
             else:
                 _sum_chunk(total, v, words, base, begin - base, end - base, units, payload)
             if same:
-                _shift(out[here:], total[begin - base :], end - begin, scale)
+                _store(out[here:], None, total[begin - base :], end - begin, scale)
             else:
                 _store(out[here:], source[there:], total[begin - base :], end - begin, scale)
         begin = end
@@ -444,7 +438,7 @@ def _move_run(out, to, source, at, start, count, step):  # type: ignore[no-untyp
 def add_sums_run(out, source, total, scale, same):  # type: ignore[no-untyped-def]
     """`add_sums` without threads; `same`: `out` is `source`."""
     if same:
-        _shift(out, total, out.size, scale)
+        _store(out, None, total, out.size, scale)
     else:
         _store(out, source, total, out.size, scale)
 
@@ -484,18 +478,17 @@ def _move(out, source, start, step):  # type: ignore[no-untyped-def]
         _move_run(out, a - start, source, a - start, a, b - a, step)
 
 
+@njit(cache=True)
+def _move_some_rows(out, source, rows, first, last, width, start, step):  # type: ignore[no-untyped-def]
+    for i in range(first, last):
+        at = rows[i] * width
+        _move_run(out, i * width, source, at, start + at, width, step)
+
+
 @njit(cache=True, parallel=True)
 def _move_rows(out, source, rows, width, start, step):  # type: ignore[no-untyped-def]
     for i in prange(rows.size):
-        at = rows[i] * width
-        _move_run(out, i * width, source, at, start + at, width, step)
-
-
-@njit(cache=True)
-def _move_rows_serial(out, source, rows, width, start, step):  # type: ignore[no-untyped-def]
-    for i in range(rows.size):
-        at = rows[i] * width
-        _move_run(out, i * width, source, at, start + at, width, step)
+        _move_some_rows(out, source, rows, i, i + 1, width, start, step)
 
 
 # -- a product with a matrix that is moved in the cache --------------------------------------------------------------
@@ -505,17 +498,17 @@ def _tile(width):  # type: ignore[no-untyped-def]
     """A function that computes a tile of a product in registers, for inputs `width` registers wide."""
 
     @intrinsic
-    def tile(_context, sums, inputs, matrix, stride, columns, bias, ahead):  # type: ignore[no-untyped-def]
+    def tile(_context, sums, inputs, matrix, stride, columns, ahead):  # type: ignore[no-untyped-def]
         """sums[r, i] += matrix[r, k] * inputs[k, i] for _ROWS rows, one column k after the other, each sum fused.
 
         All arguments are integers. sums: address of _ROWS rows of _PANEL numbers. inputs: address of `columns` rows of
         `width` registers. matrix: address of the first row; `stride` elements from row to row. columns: a multiple of
-        _STEPS. bias: if not 0, sums begin with the numbers at this address, one for each row. ahead: address of memory
-        that will be wanted soon; columns / _STEPS lines of it are fetched into the second-level cache.
+        _STEPS. ahead: address of memory that will be wanted soon; columns / _STEPS lines of it are fetched into the
+        second-level cache.
         """
 
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            sums, inputs, matrix, stride, columns, bias, ahead = arguments
+            sums, inputs, matrix, stride, columns, ahead = arguments
             index, single, short = ir.IntType(64), ir.FloatType(), ir.IntType(32)
             register = ir.VectorType(single, _REGISTER)
             byte = ir.IntType(8).as_pointer()
@@ -537,18 +530,7 @@ def _tile(width):  # type: ignore[no-untyped-def]
                 return builder.shuffle_vector(one, ir.Constant(register, ir.Undefined), chosen)
 
             places = [4 * (row * _PANEL + part * _REGISTER) for row in range(_ROWS) for part in range(width)]
-            with builder.if_else(builder.icmp_signed("!=", bias, ir.Constant(index, 0))) as (first, later):
-                with first:
-                    biases = [everywhere(bias, 4 * row) for row in range(_ROWS) for _ in range(width)]
-                    from_first = builder.block
-                with later:
-                    loaded = [builder.load(at(sums, place, register), align=4) for place in places]
-                    from_later = builder.block
-            held = []
-            for a, b in zip(biases, loaded, strict=True):
-                held.append(builder.phi(register))
-                held[-1].add_incoming(a, from_first)
-                held[-1].add_incoming(b, from_later)
+            held = [builder.load(at(sums, place, register), align=4) for place in places]
             step = builder.mul(stride, ir.Constant(index, 4))
             rows = [builder.add(matrix, builder.mul(step, ir.Constant(index, row))) for row in range(_ROWS)]
             before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
@@ -586,7 +568,7 @@ def _tile(width):  # type: ignore[no-untyped-def]
                 builder.store(result, at(sums, place, register), align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), generate
+        return types.void(*[types.int64] * 6), generate
 
     return tile
 
@@ -656,7 +638,7 @@ def _multiply_slab(out, packed, slab, rows, n, sums, bias, ahead):  # type: igno
     groups = (rows + _ROWS - 1) // _ROWS
     line, lines = 0, (ahead[1] - ahead[0]) // 64
     # addresses: slices would take longer to make than to use
-    inputs, of, first = packed.ctypes.data, slab.ctypes.data, bias.ctypes.data
+    inputs, of = packed.ctypes.data, slab.ctypes.data
     to, into = sums.ctypes.data, out.ctypes.data
     for m in range(0, count, _PANEL):
         width = min(_PANEL, (count - m + _REGISTER - 1) // _REGISTER * _REGISTER)
@@ -668,13 +650,15 @@ def _multiply_slab(out, packed, slab, rows, n, sums, bias, ahead):  # type: igno
                 near = ahead[0] + 64 * max(0, min(line, lines - depth // _STEPS))
                 line += depth // _STEPS
                 tile, matrix = to + 4 * row * _PANEL, of + 4 * (row * columns + k)
-                start = first + 4 * (n + row) if k == 0 else 0
+                if k == 0:
+                    for r in range(row, row + _ROWS):
+                        sums[r, :width] = bias[n + r]
                 if width == 3 * _REGISTER:
-                    _tile_3(tile, x, matrix, columns, depth, start, near)
+                    _tile_3(tile, x, matrix, columns, depth, near)
                 elif width == 2 * _REGISTER:
-                    _tile_2(tile, x, matrix, columns, depth, start, near)
+                    _tile_2(tile, x, matrix, columns, depth, near)
                 else:
-                    _tile_1(tile, x, matrix, columns, depth, start, near)
+                    _tile_1(tile, x, matrix, columns, depth, near)
         whole, full = min(_PANEL, (count - m) // _REGISTER * _REGISTER), rows // _ROWS * _ROWS
         for i in range(0, whole, _REGISTER):
             for row in range(0, full, _ROWS):
@@ -887,7 +871,7 @@ def _sum_products(lanes, v, chunk):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _project_task(sums, task, units, x, start):  # type: ignore[no-untyped-def]
-    """One span's part of a group of directions' products."""
+    """sums[s, j] = the part of <direction j, x> that lies in span s, for a span and a group of directions."""
     unit, directions = units[0], sums.shape[1]
     groups = (directions + _GROUP - 1) // _GROUP
     stop = start + x.size
@@ -922,16 +906,15 @@ def _project_task(sums, task, units, x, start):  # type: ignore[no-untyped-def]
         base += _CHUNK
 
 
-@njit(cache=True, parallel=True)
-def _project(sums, units, x, start):  # type: ignore[no-untyped-def]
-    """sums[s, j] = the part of <direction j, x> that lies in span s, in the order that `entries` fixes."""
-    for task in prange(sums.shape[0] * ((sums.shape[1] + _GROUP - 1) // _GROUP)):
+@njit(cache=True)
+def _project_some(sums, first, last, units, x, start):  # type: ignore[no-untyped-def]
+    for task in range(first, last):
         _project_task(sums, task, units, x, start)
 
 
-@njit(cache=True)
-def _project_serial(sums, units, x, start):  # type: ignore[no-untyped-def]
-    for task in range(sums.shape[0] * ((sums.shape[1] + _GROUP - 1) // _GROUP)):
+@njit(cache=True, parallel=True)
+def _project(sums, tasks, units, x, start):  # type: ignore[no-untyped-def]
+    for task in prange(tasks):
         _project_task(sums, task, units, x, start)
 
 
@@ -948,10 +931,10 @@ def _fold_span(sums, s, units, x, start, from_span):  # type: ignore[no-untyped-
         lo, hi = max(start - base, 0), min(end - base, _CHUNK)
         fill_words(words, _CHUNK // 128, base >> 7, unit.domain, unit.first, unit.key0, unit.key1)
         if hi - lo == _CHUNK:
-            _add_table(sums[s, base & (width - 1) :], words, _CHUNK // 128, x[base - start :])
+            _add_signed(sums[s, base & (width - 1) :], words, _CHUNK // 128, x[base - start :])
         else:
             _load(chunk, x, base, lo, hi, start)
-            _add_table(sums[s, base & (width - 1) :], words, _CHUNK // 128, chunk)
+            _add_signed(sums[s, base & (width - 1) :], words, _CHUNK // 128, chunk)
         base += _CHUNK
 
 
@@ -974,47 +957,32 @@ def _add_rows(out, rows):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _chunk_words(out, chunk, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
-    a = chunk * _CHUNK
-    n = min(_CHUNK, out.size - a)
-    scratch = np.empty((4, _CHUNK // 4 + 2), np.uint32)
-    block = (start + a) // 4
-    fill_words(scratch, (start + a + n + 3) // 4 - block, block, domain, k, key0, key1)
-    at = start + a - 4 * block
-    for i in range(n):
-        out[a + i] = scratch[(at + i) & 3, (at + i) >> 2]
+def _fill_element_words(out, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
+    """out = the words of elements start, start + 1, ...: four to a Philox block."""
+    first = start // 4
+    blocks = (start + out.size + 3) // 4 - first
+    words, ordered = np.empty((4, blocks), np.uint32), np.empty(4 * blocks, np.uint32)
+    fill_words(words, blocks, first, domain, k, key0, key1)
+    for b in range(blocks):
+        for w in range(4):
+            ordered[4 * b + w] = words[w, b]
+    _copy(out, ordered[start - 4 * first :], out.size)
 
 
 @njit(cache=True, parallel=True)
 def _element_words(out, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
     for chunk in prange((out.size + _CHUNK - 1) // _CHUNK):
-        _chunk_words(out, chunk, domain, k, key0, key1, start)
-
-
-@njit(cache=True)
-def _element_words_serial(out, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
-    for chunk in range((out.size + _CHUNK - 1) // _CHUNK):
-        _chunk_words(out, chunk, domain, k, key0, key1, start)
+        a = chunk * _CHUNK
+        _fill_element_words(out[a : a + _CHUNK], domain, k, key0, key1, start + a)
 
 
 def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDArray[np.uint32]:
     """One random 32-bit word for each of the elements start..stop."""
     out = np.empty(stop - start, dtype=np.uint32)
     key0, key1 = split_seed(seed)
-    fill = _element_words_serial if len(out) <= _RUN else _element_words  # threads would take longer to start
+    fill = _fill_element_words if len(out) <= _RUN else _element_words  # threads would take longer to start
     fill(out, int(domain), k, _L(key0), _L(key1), start)
     return out
-
-
-@njit(cache=True)
-def _ordered_words(out, words, blocks, first, domain, k, key0, key1):  # type: ignore[no-untyped-def]
-    """out = the words of elements 4 * first, 4 * first + 1, ...: four to a Philox block."""
-    fill_words(words, blocks, first, domain, k, key0, key1)
-    for b in range(blocks):
-        out[4 * b] = words[0, b]
-        out[4 * b + 1] = words[1, b]
-        out[4 * b + 2] = words[2, b]
-        out[4 * b + 3] = words[3, b]
 
 
 @njit(cache=True)
@@ -1047,19 +1015,14 @@ def _draw_half(out, values, words, count):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, parallel=True)
 def _draw(out, values, half, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
-    count = out.size
-    for chunk in prange((count + _CHUNK - 1) // _CHUNK):
-        a = chunk * _CHUNK
-        n = min(_CHUNK, count - a)
-        first = (start + a) // 4
-        blocks = (start + a + n + 3) // 4 - first
-        words, ordered = np.empty((4, _CHUNK // 4 + 1), np.uint32), np.empty(_CHUNK + 4, np.uint32)
-        _ordered_words(ordered, words, blocks, first, domain, k, key0, key1)
-        own = ordered[start + a - 4 * first :]
+    for chunk in prange((out.size + _CHUNK - 1) // _CHUNK):
+        a, b = chunk * _CHUNK, min(out.size, (chunk + 1) * _CHUNK)
+        words = np.empty(b - a, np.uint32)
+        _fill_element_words(words, domain, k, key0, key1, start + a)
         if half:
-            _draw_half(out[a : a + n], values[a : a + n], own, n)
+            _draw_half(out[a:b], values[a:b], words, b - a)
         else:
-            _draw_brain(out[a : a + n], values[a : a + n], own, n)
+            _draw_brain(out[a:b], values[a:b], words, b - a)
 
 
 def draw(out: NDArray[np.uint16], values: Floats, dtype: str, seed: int, domain: int, k: int, start: int) -> None:
@@ -1187,9 +1150,11 @@ def move_rows(
     out: Stored, source: Stored, rows: NDArray[np.int64], dtype: str, prepared: Prepared, scale: float, start: int
 ) -> None:
     """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
-    act = _move_rows_serial if out.size <= _RUN else _move_rows
-    to, from_ = bits(out.reshape(-1), dtype), bits(source.reshape(-1), dtype)
-    act(to, from_, rows, source.shape[1], start, _step(prepared, scale))
+    to, from_, width = bits(out.reshape(-1), dtype), bits(source.reshape(-1), dtype), source.shape[1]
+    if out.size <= _RUN:
+        _move_some_rows(to, from_, rows, 0, len(rows), width, start, _step(prepared, scale))
+    else:
+        _move_rows(to, from_, rows, width, start, _step(prepared, scale))
 
 
 def _multiply(
@@ -1235,8 +1200,11 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
     spans = -(-(start + x.size) // _SPAN) - start // _SPAN if x.size else 0
     if kind != TABLE:
         sums = np.zeros((spans, count))
-        multiply = _project_serial if x.size * count <= _RUN else _project
-        multiply(sums, units, x, start)
+        tasks = spans * -(-count // _GROUP)
+        if x.size * count <= _RUN:
+            _project_some(sums, 0, tasks, units, x, start)
+        else:
+            _project(sums, tasks, units, x, start)
         result = np.zeros(count)
         _add_rows(result, sums)
         return result

@@ -9,7 +9,6 @@ out without changing a bit. All in one file, as numba's cache does not notice a 
 """
 
 from collections.abc import Sequence
-from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,12 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from fedseed.randomness.kernels.cpu import add_sums, add_sums_run, bits, fill_words
-from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pair, join, padded
+from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pair, join
 from fedseed.randomness.kernels.reference import Floats, Spec, Stored
 from fedseed.randomness.matrices import Matrix
 from fedseed.randomness.stream import Domain, split_seed
 
-__all__ = ["as_records", "join", "move", "padded", "products", "signs", "total", "total_of_rows"]
+__all__ = ["as_records", "join", "move", "products", "signs", "total", "total_of_rows"]
 
 _WIDTH = 2 * TILE  # numbers of a table's row: columns, or rows of a matrix in a projection
 _SUMS = 1 << (GROUP - 1)  # rows of a table
@@ -170,16 +169,6 @@ def as_records(pairs: Sequence[Pair]) -> NDArray[Any]:
     return np.array(rows, dtype=_PAIR)
 
 
-def _records_of(spec: Spec, first: int, count: int) -> NDArray[Any]:
-    """All pairs of `count` directions, in order."""
-    records = np.empty(count * spec.rank, dtype=_PAIR)
-    records["key0"], records["key1"] = split_seed(spec.seed)
-    records["k"] = np.repeat(np.arange(first, first + count), spec.rank)
-    records["j"] = np.tile(np.arange(spec.rank), count)
-    records["coefficient"] = 1
-    return records
-
-
 @njit(cache=True)
 def _fill_stream(out, pair, domain, start):  # type: ignore[no-untyped-def]
     """out[i]: bit e is the sign bit of element start + 32 i + e of u_j or w_j."""
@@ -212,32 +201,29 @@ def _transpose(bits):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _fill_word(words, q, pairs, domain, start):  # type: ignore[no-untyped-def]
-    bits = np.zeros((_WORD, (words.shape[1] + _WORD - 1) // _WORD), np.uint32)
-    for t in range(min(_WORD, len(pairs) - _WORD * q)):
-        _fill_stream(bits[t], pairs[_WORD * q + t], domain, start)
-    _transpose(bits)
-    for i in range(words.shape[1]):
-        words[q, i] = bits[i & 31, i >> 5]
-
-
-@njit(cache=True)
-def _fill_words_serial(words, pairs, domain, start):  # type: ignore[no-untyped-def]
-    for q in range(len(words)):
-        _fill_word(words, q, pairs, domain, start)
+def _fill_some(words, first, last, pairs, domain, start):  # type: ignore[no-untyped-def]
+    for q in range(first, last):
+        bits = np.zeros((_WORD, (words.shape[1] + _WORD - 1) // _WORD), np.uint32)
+        for t in range(min(_WORD, len(pairs) - _WORD * q)):
+            _fill_stream(bits[t], pairs[_WORD * q + t], domain, start)
+        _transpose(bits)
+        for i in range(words.shape[1]):
+            words[q, i] = bits[i & 31, i >> 5]
 
 
 @njit(cache=True, parallel=True)
-def _fill_words_together(words, pairs, domain, start):  # type: ignore[no-untyped-def]
+def _fill_words(words, pairs, domain, start):  # type: ignore[no-untyped-def]
     for q in prange(len(words)):
-        _fill_word(words, q, pairs, domain, start)
+        _fill_some(words, q, q + 1, pairs, domain, start)
 
 
 def _across(records: NDArray[Any], domain: Domain, start: int, count: int) -> NDArray[np.uint32]:
     """words[q, i]: bit t is the sign bit of element start + i of pair 32 q + t; zero where there is no such pair."""
     words = np.empty((-(-len(records) // _WORD), count), dtype=np.uint32)
-    serial = len(words) < 2 or words.size <= _FEW // _WORD
-    (_fill_words_serial if serial else _fill_words_together)(words, records, int(domain), start)
+    if len(words) < 2 or words.size <= _FEW // _WORD:
+        _fill_some(words, 0, len(words), records, int(domain), start)
+    else:
+        _fill_words(words, records, int(domain), start)
     return words
 
 
@@ -347,27 +333,20 @@ def _add_by_table(out, columns, codes, rights, coefficients, scale):  # type: ig
 @njit(cache=True)
 def _sum_row(out, group, a, lefts, rights):  # type: ignore[no-untyped-def]
     """out[b] = the sum on one row: rights[f] = coefficient * w_j, lefts[:, a] = the sign bits of u_j."""
-    columns = out.size
-    for f in range(len(rights)):
-        right, negative = rights[f], _U(lefts[f >> 5, a] >> _U(f & 31)) & _U(1)
-        if f % GROUP == 0:
-            if negative:
-                for b in range(columns):
-                    group[b] = -right[b]
+    for first in range(0, len(rights), GROUP):
+        for f in range(first, min(first + GROUP, len(rights))):
+            right, sign = rights[f], np.float32(1 - 2 * ((lefts[f >> 5, a] >> _U(f & 31)) & 1))
+            if f == first:
+                for b in range(out.size):
+                    group[b] = sign * right[b]
             else:
-                for b in range(columns):
-                    group[b] = right[b]
-        elif negative:
-            for b in range(columns):
-                group[b] -= right[b]
-        else:
-            for b in range(columns):
-                group[b] += right[b]
-        if f == GROUP - 1 or (f == len(rights) - 1 and f < GROUP):
-            for b in range(columns):
+                for b in range(out.size):
+                    group[b] += sign * right[b]
+        if first == 0:
+            for b in range(out.size):
                 out[b] = group[b]
-        elif f % GROUP == GROUP - 1 or f == len(rights) - 1:
-            for b in range(columns):
+        else:
+            for b in range(out.size):
                 out[b] += group[b]
 
 
@@ -397,17 +376,7 @@ def _move_together(out, source, share, how):  # type: ignore[no-untyped-def]
 def move(
     out: Stored, source: Stored, dtype: str, records: NDArray[Any], matrix: Matrix, first: int, scale: float
 ) -> None:
-    """out = round(source + scale * sum) on whole rows of a matrix.
-
-    Args:
-        out: gets the elements of the rows, in order.
-        source: theirs; it may be `out`.
-        dtype: "float32", "bfloat16" or "float16".
-        records: the sum's pairs.
-        matrix: where it lies.
-        first: the first of the rows.
-        scale: multiplies the sum.
-    """
+    """out = round(source + scale * sum of the records) on whole rows of a matrix, from row `first` on, in order."""
     columns, rows = matrix.columns, len(out) // matrix.columns
     if not len(records):  # a sum of nothing is +0, which -0 becomes
         nothing = np.zeros(min(len(out), _PIECE), dtype=np.float32)
@@ -554,10 +523,13 @@ def _add_tiles(out, sums):  # type: ignore[no-untyped-def]
 
 
 def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row: int) -> NDArray[np.float64]:
-    """<direction(first + i), x> for i < count on rows row, row + 1, ... of a matrix (see the reference)."""
+    """<u_j w_j^T, x> for the pairs of directions from `first` on, on rows from `row` on (see the reference)."""
     if not count or not len(x):
-        return np.zeros(count)
-    records = _records_of(spec, first, count)
+        return np.zeros(count * spec.rank)
+    records = np.empty(count * spec.rank, dtype=_PAIR)
+    records["key0"], records["key1"] = split_seed(spec.seed)
+    records["k"], records["j"] = np.divmod(np.arange(len(records)), spec.rank)
+    records["k"] += first
     words = _along(records, Domain.RIGHT, matrix.start, matrix.columns)
     if by_table := len(records) >= _MANY:
         words = _codes(words)
@@ -570,7 +542,4 @@ def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row:
         a, b = max(row, pair * _WIDTH), min(row + len(x), (pair + wave) * _WIDTH)
         _products(sums, x[a - row : b - row], a, pair, words, lefts, by_table)
         _add_tiles(out, sums)
-    by_direction = np.zeros(count)
-    for j in range(spec.rank):
-        by_direction += out.reshape(count, spec.rank)[:, j]
-    return by_direction * (1 / sqrt(spec.rank))
+    return out

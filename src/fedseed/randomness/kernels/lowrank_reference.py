@@ -36,16 +36,11 @@ class Pair(NamedTuple):
     coefficient: np.float32
 
 
-def root(rank: int) -> np.float32:
-    """1 / sqrt(r), as coefficients are multiplied by it."""
-    return np.float32(1 / sqrt(rank))
-
-
 def pairs(parts: Sequence[Part]) -> list[Pair]:
     """All pairs of a sum that are not multiplied by zero, in order."""
     found = []
     for spec, first, coefficients in parts:
-        scaled = np.asarray(coefficients, dtype=np.float32) * root(spec.rank)
+        scaled = np.asarray(coefficients, dtype=np.float32) * np.float32(1 / sqrt(spec.rank))
         for i in np.flatnonzero(scaled):
             found += [Pair(spec.seed, first + int(i), j, scaled[i]) for j in range(spec.rank)]
     return found
@@ -100,11 +95,11 @@ def as_records(pairs: Sequence[Pair]) -> Sequence[Pair]:
 
 
 def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row: int) -> NDArray[np.float64]:
-    """<direction(first + i), x> for i < count on rows row, row + 1, ... of a matrix.
+    """<u_j w_j^T, x> for the r pairs of each direction first + i, i < count, on rows row, row + 1, ... of a matrix.
 
     Single precision along a row: groups of eight columns, each added up column by column, one group after the other.
     Double precision across rows: tiles of sixteen (row index div 16), each added up row by row, one tile after the
-    other; then the r products of a direction, and one division.
+    other.
 
     Args:
         spec: the basis.
@@ -116,28 +111,21 @@ def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row:
     """
     columns = np.pad(x, ((0, 0), (0, -x.shape[1] % GROUP)))
     before, after = row % TILE, -(row + len(x)) % TILE
-    sums = np.zeros(count)
-    for i in range(count):
-        for j in range(spec.rank):
-            w = factor(spec.seed, Domain.RIGHT, first + i, j, matrix.start, matrix.columns)
-            terms = columns * np.pad(w, (0, -len(w) % GROUP))
-            groups = reference.sum_in_order(terms.reshape(len(x), -1, GROUP), axis=2)
-            rows = reference.sum_in_order(groups, axis=1).astype(np.float64)
-            u = factor(spec.seed, Domain.LEFT, first + i, j, matrix.start, matrix.rows)[row : row + len(x)]
-            tiles = np.pad(rows * u, (before, after)).reshape(-1, TILE)
-            sums[i] += reference.sum_in_order(reference.sum_in_order(tiles, axis=1), axis=0)
-        sums[i] *= 1 / sqrt(spec.rank)
-    return sums
+    sums = np.zeros((count, spec.rank))
+    for i, j in np.ndindex(sums.shape):
+        w = factor(spec.seed, Domain.RIGHT, first + i, j, matrix.start, matrix.columns)
+        terms = columns * np.pad(w, (0, -len(w) % GROUP))
+        groups = reference.sum_in_order(terms.reshape(len(x), -1, GROUP), axis=2)
+        rows = reference.sum_in_order(groups, axis=1).astype(np.float64)
+        u = factor(spec.seed, Domain.LEFT, first + i, j, matrix.start, matrix.rows)[row : row + len(x)]
+        tiles = np.pad(rows * u, (before, after)).reshape(-1, TILE)
+        sums[i, j] += reference.sum_in_order(reference.sum_in_order(tiles, axis=1), axis=0)
+    return sums.reshape(-1)
 
 
 def total_of_rows(records: Sequence[Pair], matrix: Matrix, rows: NDArray[np.int64]) -> Floats:
     """The sum on some rows of a matrix, shape (len(rows), columns)."""
     return np.stack([total(records, matrix, int(row), int(row) + 1)[0] for row in rows])
-
-
-def padded(values: Floats, before: int, count: int) -> Floats:
-    """`count` numbers: zeros, the values, zeros."""
-    return np.pad(values, (before, count - before - len(values)))
 
 
 def join(parts: Sequence[Floats]) -> Floats:

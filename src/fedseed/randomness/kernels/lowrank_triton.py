@@ -6,7 +6,6 @@ matrix product, and nothing is read but bytes. Projections keep the products alo
 """
 
 from collections.abc import Sequence
-from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from fedseed.randomness.kernels import lowrank_reference as plain
 from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pair
 from fedseed.randomness.kernels.reference import Spec
 from fedseed.randomness.kernels.triton import SCRATCH, default_device, int_bits, launch, philox_words, signed
@@ -172,13 +170,13 @@ def _summed(records: Records, matrix: Matrix, lefts: torch.Tensor) -> torch.Tens
 def products(
     spec: Spec, first: int, count: int, matrix: Matrix, x: torch.Tensor | NDArray[Any], row: int
 ) -> NDArray[np.float64]:
-    """<direction(first + i), x> for i < count on rows row, row + 1, ... of a matrix (see the reference)."""
+    """<u_j w_j^T, x> for the pairs of directions from `first` on, on rows from `row` on (see the reference)."""
     if not isinstance(x, torch.Tensor):
         x = torch.from_numpy(np.require(x, dtype=np.float32, requirements=["C", "W"]))
     one = np.float32(1)
     records = Records([Pair(spec.seed, first + i, j, one) for i in range(count) for j in range(spec.rank)])
     if not records.count or not len(x):
-        return np.zeros(count)
+        return np.zeros(records.count)
     device = x.device if x.is_cuda else default_device()
     # eight columns to a byte in place of eight pairs
     signs = records.patterns(Domain.RIGHT, matrix.start, matrix.columns, device)
@@ -197,11 +195,7 @@ def products(
         )  # fmt: skip
         launch(_down, (grid,), out, y, lefts, at, len(part), records.count, PAIRS=_PAIRS)
         at = stop
-    by_pair = out.cpu().numpy().reshape(count, spec.rank)
-    sums = np.zeros(count)
-    for j in range(spec.rank):
-        sums += by_pair[:, j]
-    return sums * (1 / sqrt(spec.rank))
+    return out.cpu().numpy()
 
 
 def _by_columns(signs: torch.Tensor, count: int) -> torch.Tensor:
@@ -214,15 +208,6 @@ def _by_columns(signs: torch.Tensor, count: int) -> torch.Tensor:
             bits = (columns >> p) & 1
             pairs = out[: columns.shape[1], p::GROUP]
             pairs |= bits.t()[:, : pairs.shape[1]] << t
-    return out
-
-
-def padded(values: Any, before: int, count: int) -> Any:
-    """`count` numbers: zeros, the values, zeros."""
-    if not isinstance(values, torch.Tensor):
-        return plain.padded(values, before, count)
-    out = values.new_zeros(count)
-    out[before : before + len(values)] = values
     return out
 
 

@@ -58,7 +58,7 @@ def _polynomial(x: Floats, coefficients: tuple[np.float32, ...]) -> Floats:
 
 
 def _normal(block_words: NDArray[np.uint32]) -> Floats:
-    """Box and Muller's transform of words in pairs, in single precision."""
+    """Returns Box and Muller's transform of words in pairs, in single precision."""
     w = block_words.reshape(-1, 2)
     # radius: sqrt(-2 ln p) with p = (31 bits + 1/2) / 2^31, so that |z| reaches 6.6
     f = (w[:, 0] >> 1).astype(np.int32).astype(np.float32) + entries.F(0.5)
@@ -83,7 +83,7 @@ def _normal(block_words: NDArray[np.uint32]) -> Floats:
 
 
 def truncated_normal_constants(length: int) -> tuple[np.float32, np.float32]:
-    """(erf(a / sqrt 2), a) in single precision, a rounded towards zero so that no entry exceeds 1/sqrt(d)."""
+    """Returns (erf(a / sqrt 2), a) in single precision, a rounded towards zero so that no entry exceeds 1/sqrt(d)."""
     exact = truncation.bound(length)
     bound = np.float32(exact)
     if float(bound) > exact:
@@ -92,7 +92,7 @@ def truncated_normal_constants(length: int) -> tuple[np.float32, np.float32]:
 
 
 def _truncated_normal(block_words: NDArray[np.uint32], length: int) -> Floats:
-    """sqrt(2) erfinv(u erf(a / sqrt 2)) with u uniform on [-1, 1]: the inverse distribution function."""
+    """Returns sqrt(2) erfinv(u erf(a / sqrt 2)), u uniform on [-1, 1]: the inverse distribution function."""
     mass, bound = truncated_normal_constants(length)
     u = block_words.reshape(-1).view(np.int32).astype(np.float32) * entries.TWO_POW_MINUS_31
     y = u * mass
@@ -100,19 +100,19 @@ def _truncated_normal(block_words: NDArray[np.uint32], length: int) -> Floats:
 
 
 def _signs(block_words: NDArray[np.uint32]) -> Floats:
-    """+1 for a bit 0 and -1 for a bit 1, lowest bit of the first word first."""
+    """Returns +1 for a bit 0 and -1 for a bit 1, lowest bit of the first word first."""
     bits = (block_words.reshape(-1, 1) >> np.arange(32, dtype=np.uint32)) & np.uint32(1)
     return entries.F(1) - entries.F(2) * bits.reshape(-1).astype(np.float32)
 
 
 def signs(seed: int, domain: int, k: int, start: int, stop: int) -> Floats:
-    """Elements start..stop of a vector of signs."""
+    """Returns elements start..stop of a vector of signs."""
     first = start // 128
     return _signs(words(seed, domain, k, first, -(-stop // 128) - first))[start - first * 128 :][: stop - start]
 
 
 def _unstructured(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
-    """Elements of a direction of an unstructured basis, or of the sign vector D of `hadamard`."""
+    """Returns elements of a direction of an unstructured basis, or of the sign vector D of `hadamard`."""
     per_block = entries.ENTRIES_PER_BLOCK[spec.name]
     domain = Domain.SIGNS if spec.name == "hadamard" else Domain.DIRECTION
     first = start // per_block
@@ -127,13 +127,13 @@ def _unstructured(spec: Spec, k: int, start: int, stop: int, length: int) -> Flo
 
 
 def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDArray[np.uint32]:
-    """One random 32-bit word for each of the elements start..stop: four elements share a Philox call."""
+    """Returns a random 32-bit word for each of the elements start..stop: four elements share a Philox call."""
     first = start // 4
     return words(seed, domain, k, first, -(-stop // 4) - first).reshape(-1)[start - 4 * first :][: stop - start]
 
 
 def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """H x for the Hadamard matrix H[k, j] = (-1)^popcount(k AND j), by butterflies of width 1, 2, 4, ...
+    """Returns H x for the Hadamard matrix H[k, j] = (-1)^popcount(k AND j), by butterflies of width 1, 2, 4, ...
 
     The transform is its own transpose.
     """
@@ -152,7 +152,7 @@ Transform = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 def hadamard_tables(
     tile: int, first: int, coefficients: Floats, transform: Transform = hadamard_transform
 ) -> list[tuple[int, Floats]]:
-    """(number, H^T c) for each basis number that the directions first, first + 1, ... touch.
+    """Returns (number, H^T c) for each basis number that the directions first, first + 1, ... touch.
 
     Direction k is row k mod B of the basis with number k div B (B = `tile`). Other implementations bring their own
     `transform`.
@@ -169,7 +169,7 @@ def hadamard_tables(
 
 
 def direction(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
-    """Elements start..stop of direction k."""
+    """Returns elements start..stop of direction k."""
     if spec.name != "hadamard":
         return _unstructured(spec, k, start, stop, length)
     row = np.uint64(k % spec.tile)
@@ -184,7 +184,7 @@ def prepare(parts: Sequence[Part], length: int) -> Prepared:
 
 
 def combine(prepared: Prepared, start: int, stop: int) -> Floats:
-    """The sum of all parts over elements start..stop, added up term by term in their order.
+    """Returns the sum of all parts over elements start..stop, added up term by term in their order.
 
     Directions with coefficient zero are skipped. The directions of a `hadamard` part that share a basis number make
     one term, D * tile(H^T c).
@@ -203,7 +203,7 @@ def combine(prepared: Prepared, start: int, stop: int) -> Floats:
 
 
 def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
-    """out = round(source + scale * sum): each operation in single precision, one rounding to the dtype at the end.
+    """Sets out = round(source + scale * sum), all operations in single precision, rounded to the dtype at the end.
 
     Args:
         out: where the result goes, 1-D; may be `source`. 16-bit dtypes are given as their bits (uint16).
@@ -217,7 +217,7 @@ def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: flo
 
 
 def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
-    """out = round(source + scale * sums), where the sums over directions are there already."""
+    """Sets out = round(source + scale * sums), where the sums over directions are computed already."""
     change = sums * entries.F(scale) + entries.F(0)  # no negative zero
     out[:] = from_float(to_float(source, dtype) + change, dtype)
 
@@ -232,7 +232,7 @@ def product(
     start: int,
     room: Callable[[int], Floats],
 ) -> None:
-    """out = x times the transpose of what `move` makes of `source`, plus bias.
+    """Sets out = x times the transpose of what `move` makes of `source`, plus bias.
 
     Sums are taken in single precision, in an order that differs between implementations.
 
@@ -254,7 +254,7 @@ def product(
 
 
 def to_float(values: Stored, dtype: str) -> Floats:
-    """Stored weights as float32: exact."""
+    """Returns stored weights as float32, exactly."""
     if dtype == "float32":
         return values
     if dtype == "float16":
@@ -263,7 +263,7 @@ def to_float(values: Stored, dtype: str) -> Floats:
 
 
 def from_float(values: Floats, dtype: str) -> Stored:
-    """Rounded to nearest, ties to even; beyond the dtype's range infinite."""
+    """Rounds to nearest, ties to even; what is beyond the dtype's range becomes infinite."""
     if dtype == "float32":
         return values
     if dtype == "float16":
@@ -275,18 +275,18 @@ def from_float(values: Floats, dtype: str) -> Stored:
 
 
 def sum_in_order(values: NDArray[np.float32] | NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """Strictly sequential sum in the array's own precision; + 0 turns a negative zero into a positive one."""
+    """Returns the strictly sequential sum in the array's own precision; + 0 makes a negative zero positive."""
     return np.take(np.add.accumulate(values, axis=axis), -1, axis=axis) + values.dtype.type(0)
 
 
 def _spans(start: int, stop: int) -> list[tuple[int, int]]:
-    """[start, stop) cut at multiples of SPAN."""
+    """Returns [start, stop) cut at multiples of SPAN."""
     cuts = [start, *range((start // entries.SPAN + 1) * entries.SPAN, stop, entries.SPAN), stop]
     return [(a, b) for a, b in pairwise(cuts) if b > a]
 
 
 def _aligned(values: Floats, start: int, unit: int) -> Floats:
-    """`values` with zeros before and after, so that it covers whole units of the global index."""
+    """Returns `values` with zeros before and after, so that it covers whole units of the global index."""
     before = start % unit
     after = -(start + len(values)) % unit
     return np.pad(values, (before, after))
@@ -320,14 +320,14 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
 
 
 def fold_columns(folded: NDArray[np.float64], tile: int) -> NDArray[np.float64]:
-    """Sums over columns that a tile of B puts in the same place, one after the other."""
+    """Returns sums over columns that a tile of B puts in the same place, added one after the other."""
     return sum_in_order(folded.reshape(-1, tile), axis=0)
 
 
 def project_finish(
     spec: Spec, first: int, count: int, sums: NDArray[np.float64], transform: Transform = hadamard_transform
 ) -> Floats:
-    """The products, from what `project_sums` returned (or the sum of several such)."""
+    """Returns the products, from what `project_sums` returned (or the sum of several such)."""
     if spec.name != "hadamard":
         return sums.astype(np.float32)
     products = np.concatenate([transform(c) for c in sums.reshape(-1, spec.tile)] or [np.zeros(0)])

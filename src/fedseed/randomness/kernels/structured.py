@@ -6,13 +6,14 @@ on a matrix its rows are summed a few at a time and added to the weights, so tha
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
+from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.randomness.kernels import lowrank_reference as plain
-from fedseed.randomness.kernels.reference import Floats, Part, Spec
+from fedseed.randomness.kernels.reference import Floats, Part, Spec, sum_in_order
 from fedseed.randomness.matrices import Matrices, Run
 from fedseed.randomness.stream import Domain
 
@@ -225,7 +226,8 @@ class Kernels:
             values, at = x[run.lo : run.hi], start + run.lo
             if run.matrix.columns:
                 row, whole = self._whole_rows(run, start, values)
-                sums += self._low.products(spec, first, count, run.matrix, whole, row)
+                pairs = self._low.products(spec, first, count, run.matrix, whole, row).reshape(count, spec.rank)
+                sums += sum_in_order(pairs, axis=1) * (1 / sqrt(spec.rank))
             else:
                 sums += self._flat.project_sums(vectors, first, count, values, at, length)
         return sums
@@ -236,7 +238,12 @@ class Kernels:
         columns = run.matrix.columns
         before = start + run.lo - run.matrix.start - first * columns
         if before or len(values) != (last - first) * columns:
-            values = self._low.padded(values, before, (last - first) * columns)
+            size = (last - first) * columns
+            own, values = (
+                values,
+                np.zeros(size, np.float32) if isinstance(values, np.ndarray) else values.new_zeros(size),
+            )
+            values[before : before + len(own)] = own
         return first, values.reshape(last - first, columns)
 
     def project_finish(self, spec: Spec, first: int, count: int, sums: Any) -> Floats:

@@ -31,22 +31,9 @@ from numpy.typing import NDArray
 
 from fedseed.errors import to_install
 from fedseed.randomness import entries
-from fedseed.randomness.kernels.cpu import element_words  # noqa: F401  (words for the host: nothing to gain here)
-from fedseed.randomness.kernels.reference import (
-    Part,
-    Spec,
-    fold_columns,
-    truncated_normal_constants,
-)
-from fedseed.randomness.kernels.transform import hadamard_tables, project_finish  # noqa: F401  (`Kernels` asks for it)
-from fedseed.randomness.stream import (
-    MULTIPLIER_0,
-    MULTIPLIER_1,
-    ROUNDS,
-    WEYL_0,
-    WEYL_1,
-    split_seed,
-)
+from fedseed.randomness.kernels.cpu import element_words, hadamard_tables, project_finish  # noqa: F401  (the host's)
+from fedseed.randomness.kernels.reference import Part, Spec, fold_columns, truncated_normal_constants
+from fedseed.randomness.stream import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1, split_seed
 
 try:
     import triton
@@ -59,13 +46,11 @@ draw = None  # tensors are rounded where they are, by words of the host
 product = None  # a GPU multiplies fastest by a copy
 OPTIONS = {"enable_fp_fusion": False}  # what every launch asks of the compiler: a rounding after each operation
 
-Constants = tuple[int, int, int, int]  # bits of the key's words, of erf(a / sqrt 2) and of a
-
 C = tl.constexpr
 _KINDS = {"normal": 0, "truncated_normal": 1, "rademacher": 2, "hadamard": 3}
 _NORMAL, _TRUNCATED_NORMAL, _SIGNS, _TABLE = C(0), C(1), C(2), C(3)
-_DTYPES = {"float32": 1, "bfloat16": 2, "float16": 3}
-_TOTAL, _SINGLE, _BRAIN, _HALF = C(0), C(1), C(2), C(3)  # what becomes of a sum: written as it is, or added to weights
+_DTYPES = {"float32": 2, "float16": 3, "bfloat16": 4}
+_TOTAL, _MORE, _SINGLE, _HALF = C(0), C(1), C(2), C(3)  # a sum is written; added to what is there; to weights
 
 _ROUNDS, _M0, _M1, _W0, _W1 = C(ROUNDS), C(MULTIPLIER_0), C(MULTIPLIER_1), C(WEYL_0), C(WEYL_1)
 _LOG0, _LOG1, _LOG2, _LOG3, _LOG4, _LOG5 = (C(float(c)) for c in entries.LOG)
@@ -76,12 +61,13 @@ _SQRT_HALF, _TWO_LN_2 = C(entries.SQRT_HALF_BITS), C(float(entries.TWO_LN_2))
 _P30, _P31 = C(float(entries.TWO_POW_MINUS_30)), C(float(entries.TWO_POW_MINUS_31))
 _CHUNK, _SPAN, _LANES = C(entries.CHUNK), C(entries.SPAN), C(entries.LANES)
 
-_TILE = {0: 1024, 1: 1024, 2: 8192, 3: 4096}  # elements that a program of `_add_up` works on, by kind
+_DRAWN_TILE, _SIGNS_TILE, _TABLE_TILE = C(1024), C(8192), C(4096)  # elements that a program of `_add_up` works on
+_TILE = {0: 1024, 1: 1024, 2: 8192, 3: 4096}  # the same, by kind
 _COLUMNS = 1024  # columns that a program of `_fold` works on
 _DIRECTIONS = 128  # directions that a program of `_lane_sums` works on: one a thread
 _GROUP = 4096  # directions that a launch of `_lane_sums` works on
 SCRATCH = 1 << 25  # sums that `project` keeps between two launches at most, or those of one span: 128 MiB
-_ROW = C(7)  # numbers in a unit: key (two words), first table's number, payload from, to, mass, bound
+_ROW = C(7)  # numbers in a unit: key (two words), number, mass, bound, payload from, to
 
 
 # -- entries -------------------------------------------------------------------------------------------------------
@@ -164,58 +150,82 @@ def _drawn(block, k, key0, key1, mass, bound, KIND: tl.constexpr):  # type: igno
 
 
 @triton.jit
-def _finish(out, source, to, at, inside, total, scale, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out = total, or the weights with scale * total added. 16-bit dtypes are given as their bits (int16)."""
-    if DTYPE == _TOTAL:
-        tl.store(out + to, total, mask=inside)
+def _unit(at):  # type: ignore[no-untyped-def]
+    """A unit's key (two words), number, mass and bound."""
+    key0 = tl.load(at).to(tl.uint32, bitcast=True)
+    key1 = tl.load(at + 1).to(tl.uint32, bitcast=True)
+    number = tl.load(at + 2).to(tl.uint32, bitcast=True)
+    mass = tl.load(at + 3).to(tl.float32, bitcast=True)
+    bound = tl.load(at + 4).to(tl.float32, bitcast=True)
+    return key0, key1, number, mass, bound
+
+
+@triton.jit
+def _four(x, p, step, size):  # type: ignore[no-untyped-def]
+    """Elements p, p + step, p + 2 step and p + 3 step of x, which has `size`; 0 where there is none."""
+    x0 = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
+    p += step
+    x1 = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
+    p += step
+    x2 = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
+    p += step
+    x3 = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def _finish(out, source, p, size, total, scale, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """out[p] = total, or the weights with scale * total added. 16-bit dtypes are given as their bits (int16)."""
+    inside = (p >= 0) & (p < size)
+    if DTYPE < _SINGLE:
+        tl.store(out + p, total, mask=inside)
     else:
         change = total * scale + 0.0  # no negative zero
-        old = tl.load(source + at, mask=inside, other=0)
+        old = tl.load(source + p, mask=inside, other=0)
         if DTYPE == _SINGLE:
-            tl.store(out + to, old + change, mask=inside)
+            tl.store(out + p, old + change, mask=inside)
         elif DTYPE == _HALF:
             value = old.to(tl.float16, bitcast=True).to(tl.float32) + change
-            tl.store(out + to, value.to(tl.float16).to(tl.int16, bitcast=True), mask=inside)
+            tl.store(out + p, value.to(tl.float16).to(tl.int16, bitcast=True), mask=inside)
         else:
             value = (old.to(tl.int32) << 16).to(tl.float32, bitcast=True) + change
             bits = value.to(tl.uint32, bitcast=True)
             bits = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, bits)  # one of the many ways to say NaN
             bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-            tl.store(out + to, bits.to(tl.int16), mask=inside)
+            tl.store(out + p, bits.to(tl.int16), mask=inside)
 
 
-@triton.jit(do_not_specialize=["first_tile", "count", "scale_bits"])
-def _add_up(  # type: ignore[no-untyped-def]
-    out, source, rows, begun, units, payload, count, scale_bits, first_tile, lead, size, start, tiles_per_row,
-    KIND: tl.constexpr, DTYPE: tl.constexpr, ROWS: tl.constexpr, BEGUN: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """A tile of `combine`, `move` or `move_rows`: the sum over all units, and what becomes of it.
+@triton.jit(do_not_specialize=["scale_bits"])
+def _add_up(out, source, rows, sums, scale_bits, size, start, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile of `combine`, `move` or `move_rows`: the sum over all units of `sums`, and what becomes of it.
 
-    The run has `size` elements and begins `lead` elements behind the beginning of tile `first_tile`. With ROWS, there
-    is a run for each row asked for, and tiles are counted from each row's own first tile. With BEGUN, the sum goes on
-    from `begun`, which holds a float32 for each element of `out`.
+    The run has `size` elements, the first of which is element `start` of the vector. With `rows`, there is a run for
+    each row asked for, of a matrix that begins at `start`, and tiles are counted from each row's own first tile.
+    `HOW` is a kind plus 4 times what becomes of the sum.
     """
-    if ROWS:
-        i = tl.program_id(0) // tiles_per_row
-        at = tl.load(rows + i).to(tl.int64) * size
-        to = i.to(tl.int64) * size
-        begin = at + start
-        tile = begin // TILE + tl.program_id(0) % tiles_per_row
-        from_ = tile * TILE - begin
-    else:
-        at = 0
-        to = 0
-        tile = tl.program_id(0).to(tl.int64) + first_tile
-        from_ = tl.program_id(0).to(tl.int64) * TILE - lead
+    kind: tl.constexpr = HOW % 4
+    dtype: tl.constexpr = HOW // 4
+    width: tl.constexpr = _SIGNS_TILE if kind == _SIGNS else _TABLE_TILE if kind == _TABLE else _DRAWN_TILE
+    index = tl.program_id(0)
+    begin = tl.cast(start, tl.int64)  # an argument that is 1 is a plain number to the compiler, which has no `to`
+    if rows is not None:
+        per_row = (size - 1) // width + 2  # as many tiles as a row can touch
+        at = tl.load(rows + index // per_row).to(tl.int64) * size
+        begin += at
+        source += at
+        out += (index // per_row).to(tl.int64) * size
+        index = index % per_row
+    tile = begin // width + index
+    from_ = tile * width - begin
     scale = tl.cast(scale_bits, tl.float32, bitcast=True)
     # entries that a block makes, and that a word makes of them
-    per_block: tl.constexpr = 128 if KIND >= _SIGNS else 4
+    per_block: tl.constexpr = 128 if kind >= _SIGNS else 4
     per_word: tl.constexpr = per_block // 4
-    blocks: tl.constexpr = TILE // per_block
+    blocks: tl.constexpr = width // per_block
     b = tl.arange(0, blocks)
     bit = 0
     t0 = tl.full((blocks,), 0.0, tl.float32)
-    if KIND >= _SIGNS:  # a column per block, because threads are dealt out along rows: a block's words stay in one
+    if kind >= _SIGNS:  # a column per block, because threads are dealt out along rows: a block's words stay in one
         b = b[None, :]
         bit = tl.arange(0, 32)[:, None]
         t0 = tl.full((32, blocks), 0.0, tl.float32)
@@ -223,61 +233,48 @@ def _add_up(  # type: ignore[no-untyped-def]
     offset = per_block * b + bit  # the first piece's elements
     position = from_ + offset
     t1, t2, t3 = t0, t0, t0
-    if BEGUN:
-        t0 = tl.load(begun + to + position, mask=(position >= 0) & (position < size), other=0.0)
-        p = position + per_word
-        t1 = tl.load(begun + to + p, mask=(p >= 0) & (p < size), other=0.0)
-        p = position + 2 * per_word
-        t2 = tl.load(begun + to + p, mask=(p >= 0) & (p < size), other=0.0)
-        p = position + 3 * per_word
-        t3 = tl.load(begun + to + p, mask=(p >= 0) & (p < size), other=0.0)
+    if dtype == _MORE:
+        t0, t1, t2, t3 = _four(out, position, per_word, size)
 
-    for u in range(count):
-        unit = units + _ROW * u
-        key0 = tl.load(unit).to(tl.uint32)
-        key1 = tl.load(unit + 1).to(tl.uint32)
-        low = tl.load(unit + 3)
-        high = tl.load(unit + 4)
-        if KIND == _TABLE:
-            number = tl.load(unit + 2).to(tl.uint32)
+    for u in range(tl.load(sums)):
+        unit = sums + 1 + _ROW * u
+        key0, key1, number, mass, bound = _unit(unit)
+        low = tl.load(unit + 5)
+        high = tl.load(unit + 6)
+        if kind == _TABLE:
             w0, w1, w2, w3 = philox_words(block, number, 1, key0, key1)
             # a table is at least as wide as a tile, and both are powers of two: the tile's columns are one run
-            column = payload + tl.multiple_of(low + ((tile * TILE) & (high - low - 1)), 32) + offset
+            column = sums + tl.multiple_of(low + ((tile * width) & (high - low - 1)), 32) + offset
             t0 += signed(tl.load(column), w0, bit)
             t1 += signed(tl.load(column + 32), w1, bit)
             t2 += signed(tl.load(column + 64), w2, bit)
             t3 += signed(tl.load(column + 96), w3, bit)
         else:
-            mass = tl.load(unit + 5).to(tl.int32).to(tl.float32, bitcast=True)
-            bound = tl.load(unit + 6).to(tl.int32).to(tl.float32, bitcast=True)
-            for j in range(low, high):
-                k = tl.load(payload + 2 * j).to(tl.uint32, bitcast=True)
-                coefficient = tl.load(payload + 2 * j + 1).to(tl.float32, bitcast=True)
-                if KIND == _SIGNS:
+            for j in range(low, high, 2):
+                k = tl.load(sums + j).to(tl.uint32, bitcast=True)
+                coefficient = tl.load(sums + j + 1).to(tl.float32, bitcast=True)
+                if kind == _SIGNS:
                     w0, w1, w2, w3 = philox_words(block, k, 0, key0, key1)
                     t0 += signed(coefficient, w0, bit)
                     t1 += signed(coefficient, w1, bit)
                     t2 += signed(coefficient, w2, bit)
                     t3 += signed(coefficient, w3, bit)
                 else:
-                    e0, e1, e2, e3 = _drawn(block, k, key0, key1, mass, bound, KIND)
+                    e0, e1, e2, e3 = _drawn(block, k, key0, key1, mass, bound, kind)
                     t0 += coefficient * e0
                     t1 += coefficient * e1
                     t2 += coefficient * e2
                     t3 += coefficient * e3
 
-    if KIND >= _SIGNS:
-        _finish(out, source, to + position, at + position, (position >= 0) & (position < size), t0, scale, DTYPE)
-        p = position + 32
-        _finish(out, source, to + p, at + p, (p >= 0) & (p < size), t1, scale, DTYPE)
-        p = position + 64
-        _finish(out, source, to + p, at + p, (p >= 0) & (p < size), t2, scale, DTYPE)
-        p = position + 96
-        _finish(out, source, to + p, at + p, (p >= 0) & (p < size), t3, scale, DTYPE)
+    if kind >= _SIGNS:
+        _finish(out, source, position, size, t0, scale, dtype)
+        _finish(out, source, position + 32, size, t1, scale, dtype)
+        _finish(out, source, position + 64, size, t2, scale, dtype)
+        _finish(out, source, position + 96, size, t3, scale, dtype)
     else:  # the entries of a block side by side, so that reads and writes are not scattered
         total = tl.reshape(tl.join(tl.join(t0, t2), tl.join(t1, t3)), (blocks, 4))
         p = from_ + 4 * b[:, None] + tl.arange(0, 4)[None, :]
-        _finish(out, source, to + p, at + p, (p >= 0) & (p < size), total, scale, DTYPE)
+        _finish(out, source, p, size, total, scale, dtype)
 
 
 @triton.jit(do_not_specialize=["scale_bits", "size"])
@@ -285,27 +282,24 @@ def _add_all(out, source, sums, scale_bits, size, DTYPE: tl.constexpr, TILE: tl.
     """Sums that are there already, added to weights."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     total = tl.load(sums + at, mask=at < size, other=0.0)
-    _finish(out, source, at, at, at < size, total, tl.cast(scale_bits, tl.float32, bitcast=True), DTYPE)
+    _finish(out, source, at, size, total, tl.cast(scale_bits, tl.float32, bitcast=True), DTYPE)
 
 
 # -- inner products ------------------------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["first_chunk", "first", "key0", "key1", "mass", "bound"])
-def _lane_sums(  # type: ignore[no-untyped-def]
-    sums, x, first_chunk, lead, size, first, count, key0, key1, mass, bound,
-    KIND: tl.constexpr, DIRECTIONS: tl.constexpr,
-):  # fmt: skip
-    """sums[chunk, lane, j] = one chunk's products with direction first + j, added up lane by lane.
+@triton.jit
+def _lane_sums(sums, x, unit, start, size, count, KIND: tl.constexpr, DIRECTIONS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """sums[chunk, lane, j] = one chunk's products with the unit's j-th direction, added up lane by lane.
 
-    A thread has a direction of its own and all lanes of it; x begins `lead` elements into the first chunk.
+    A thread has a direction of its own and all lanes of it; x[0] is element `start` of the vector.
     """
     c = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * DIRECTIONS + tl.arange(0, DIRECTIONS)[None, :]
-    k = (j.to(tl.int64) + first).to(tl.uint32)
-    key0 = key0.to(tl.uint32)
-    key1 = key1.to(tl.uint32)
-    from_ = c * _CHUNK - lead  # the chunk's beginning in x
+    key0, key1, first, mass, bound = _unit(unit)
+    k = j.to(tl.uint32) + first
+    chunk = tl.cast(start, tl.int64) // _CHUNK + c
+    from_ = chunk * _CHUNK - start  # the chunk's beginning in x
     to = sums + (c * _LANES) * count + j
     inside = j < count
     # outside x there is nothing to add: rows begin and end where x does
@@ -315,37 +309,25 @@ def _lane_sums(  # type: ignore[no-untyped-def]
         lane = tl.arange(0, 32)[:, None]
         total = tl.full((32, DIRECTIONS), 0.0, tl.float32)
         for row in range(lo // 128, (hi + 127) // 128):
-            w0, w1, w2, w3 = philox_words((c + first_chunk) * (_CHUNK // 128) + row, k, 0, key0, key1)
-            p = from_ + 128 * row + lane
-            value = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-            total += signed(value, w0, lane)
-            p += 32
-            value = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-            total += signed(value, w1, lane)
-            p += 32
-            value = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-            total += signed(value, w2, lane)
-            p += 32
-            value = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-            total += signed(value, w3, lane)
+            w0, w1, w2, w3 = philox_words(chunk * (_CHUNK // 128) + row, k, 0, key0, key1)
+            x0, x1, x2, x3 = _four(x, from_ + 128 * row + lane, 32, size)
+            total += signed(x0, w0, lane)
+            total += signed(x1, w1, lane)
+            total += signed(x2, w2, lane)
+            total += signed(x3, w3, lane)
         tl.store(to + lane.to(tl.int64) * count, total, mask=inside)
     else:
-        mass = tl.cast(mass, tl.float32, bitcast=True)
-        bound = tl.cast(bound, tl.float32, bitcast=True)
         b = tl.arange(0, 8)[:, None]
         t0 = tl.full((8, DIRECTIONS), 0.0, tl.float32)
         t1, t2, t3 = t0, t0, t0
         for row in range(lo // 32, (hi + 31) // 32):
-            block = (c + first_chunk) * (_CHUNK // 4) + 8 * row + b
+            block = chunk * (_CHUNK // 4) + 8 * row + b
             e0, e1, e2, e3 = _drawn(block, k, key0, key1, mass, bound, KIND)
-            p = from_ + 32 * row + 4 * b
-            t0 += e0 * tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-            p += 1
-            t1 += e1 * tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-            p += 1
-            t2 += e2 * tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-            p += 1
-            t3 += e3 * tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
+            x0, x1, x2, x3 = _four(x, from_ + 32 * row + 4 * b, 1, size)
+            t0 += e0 * x0
+            t1 += e1 * x1
+            t2 += e2 * x2
+            t3 += e3 * x3
         lane = 4 * b.to(tl.int64)
         tl.store(to + lane * count, t0, mask=inside)
         tl.store(to + (lane + 1) * count, t1, mask=inside)
@@ -371,36 +353,29 @@ def _span_sums(out, sums, skipped, chunks, count, DIRECTIONS: tl.constexpr):  # 
     tl.store(out + s * count + j, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["first_span", "number", "key0", "key1"])
-def _fold(  # type: ignore[no-untyped-def]
-    sums, x, first_span, lead, size, number, key0, key1, width,
-    COLUMNS: tl.constexpr,
-):  # fmt: skip
+@triton.jit
+def _fold(sums, x, unit, start, size, width, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     """sums[span, j] = sum of D[i] x[i] over the span's elements i with i mod width = j, in order."""
     s = tl.program_id(1).to(tl.int64)
-    number = number.to(tl.uint32)
-    key0 = key0.to(tl.uint32)
-    key1 = key1.to(tl.uint32)
-    from_ = s * _SPAN - lead  # the span's beginning in x
+    key0, key1, number, _, _ = _unit(unit)
+    span = tl.cast(start, tl.int64) // _SPAN + s
+    from_ = span * _SPAN - start  # the span's beginning in x
     blocks: tl.constexpr = COLUMNS // 128
     b = tl.arange(0, blocks)[None, :]
     bit = tl.arange(0, 32)[:, None]
     column = tl.program_id(0) * COLUMNS + 128 * b + bit
-    block = ((s + first_span) * _SPAN + tl.program_id(0) * COLUMNS) // 128 + b
+    block = (span * _SPAN + tl.program_id(0) * COLUMNS) // 128 + b
     t0 = tl.full((32, blocks), 0.0, tl.float32)
     t1, t2, t3 = t0, t0, t0
     lo = tl.maximum(-from_, 0)
     hi = tl.minimum(size - from_, _SPAN)
     for row in range(lo // width, (hi + width - 1) // width):
         w0, w1, w2, w3 = philox_words(block + row * (width // 128), number, 1, key0, key1)
-        p = from_ + row * width + column
-        t0 += signed(tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0), w0, bit)
-        p += 32
-        t1 += signed(tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0), w1, bit)
-        p += 32
-        t2 += signed(tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0), w2, bit)
-        p += 32
-        t3 += signed(tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0), w3, bit)
+        x0, x1, x2, x3 = _four(x, from_ + row * width + column, 32, size)
+        t0 += signed(x0, w0, bit)
+        t1 += signed(x1, w1, bit)
+        t2 += signed(x2, w2, bit)
+        t3 += signed(x3, w3, bit)
     to = sums + s * width + column
     tl.store(to, t0)
     tl.store(to + 32, t1)
@@ -455,60 +430,57 @@ class Prepared:
     """Parts as the kernels take them; copied to a device when they are first used there, and kept.
 
     Args:
-        runs: for each run of parts of the same kind: the kind, a row per unit (`_ROW` numbers), and coefficients
-            (pairs of a direction's index and its coefficient's bits) or tables, one after the other.
+        runs: for each run of parts of the same kind: the kind, and an array of 32-bit numbers: how many units there
+            are, `_ROW` numbers for each, and, from a multiple of 32 on, coefficients (pairs of a direction's index and
+            its coefficient's bits) or tables, one after the other.
     """
 
-    def __init__(self, runs: list[tuple[int, NDArray[np.int64], NDArray[np.int32]]]) -> None:
+    def __init__(self, runs: list[tuple[int, NDArray[np.int32]]]) -> None:
         self._runs = runs
-        self._on: dict[torch.device, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
+        self._on: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
 
-    def on(self, device: torch.device) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        """(kind, units, payload) of each run on a device."""
+    def on(self, device: torch.device) -> list[tuple[int, torch.Tensor]]:
+        """(kind, numbers) of each run on a device."""
         if device not in self._on:
-            self._on[device] = [
-                (kind, torch.from_numpy(units).to(device), torch.from_numpy(payload).to(device))
-                for kind, units, payload in self._runs
-            ]
+            self._on[device] = [(kind, torch.from_numpy(numbers).to(device)) for kind, numbers in self._runs]
         return self._on[device]
 
 
-def _constants(spec: Spec, length: int) -> Constants:
-    """Bits of the key's words, and of erf(a / sqrt 2) and a."""
-    key0, key1 = split_seed(spec.seed)
-    mass, bound = truncated_normal_constants(length) if spec.name == "truncated_normal" else (0.0, 0.0)
-    return int_bits(key0, np.uint32), int_bits(key1, np.uint32), int_bits(mass), int_bits(bound)
+def _about(spec: Spec, number: int, length: int) -> list[int]:
+    """What `_unit` reads: bits of the key's words, a number, and bits of erf(a / sqrt 2) and a."""
+    words = (*split_seed(spec.seed), number)
+    limits = truncated_normal_constants(length) if spec.name == "truncated_normal" else (0.0, 0.0)
+    return [*(int_bits(word, np.uint32) for word in words), *map(int_bits, limits)]
 
 
 def prepare(parts: Sequence[Part], length: int) -> Prepared:
     """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`."""
-    found: list[tuple[int, Constants, int, NDArray[np.int32]]] = []  # kind, constants, number, payload
+    found: list[tuple[int, list[int], NDArray[np.int32]]] = []  # kind, what `_unit` reads, payload
     for spec, first, coefficients in parts:
-        kind, constants = _KINDS[spec.name], _constants(spec, length)
+        kind = _KINDS[spec.name]
         if spec.name == "hadamard":
             for number, table in hadamard_tables(spec.tile, first, coefficients):
                 wide = np.tile(table, max(1, _TILE[kind] // spec.tile))  # small tables side by side: see `_add_up`
-                found.append((kind, constants, number, wide.view(np.int32)))
+                found.append((kind, _about(spec, number, length), wide.view(np.int32)))
         else:
             values = np.ascontiguousarray(coefficients, dtype=np.float32)
             # the reference skips zeros; to add +-0 to a sum that began with +0 would change nothing
             used = np.flatnonzero(values)
-            pairs = np.empty((len(used), 2), dtype=np.int32)
-            pairs[:, 0] = (used + first).astype(np.uint32).view(np.int32)
-            pairs[:, 1] = values[used].view(np.int32)
+            pairs = np.stack([(used + first).astype(np.uint32).view(np.int32), values[used].view(np.int32)], axis=1)
             if len(used):
-                found.append((kind, constants, 0, pairs.reshape(-1)))
+                found.append((kind, _about(spec, 0, length), pairs.reshape(-1)))
     runs = []
     for kind, group in groupby(found, key=lambda unit: unit[0]):
-        units, payloads, position = [], [], 0
-        for _, (key0, key1, mass, bound), number, payload in group:
-            size = len(payload) if kind == _KINDS["hadamard"] else len(payload) // 2
-            units.append((key0, key1, number, position, position + size, mass, bound))
-            payloads.append(payload)
-            position += size
-        runs.append((kind, np.array(units, dtype=np.int64), np.concatenate(payloads)))
+        units = list(group)
+        position = -(-(1 + _ROW.value * len(units)) // 32) * 32
+        head = [len(units)]
+        for _, about, payload in units:
+            head += [*about, position, position + len(payload)]
+            position += len(payload)
+        padded = np.array(head + [0] * (-len(head) % 32), dtype=np.int32)
+        runs.append((kind, np.concatenate([padded, *(payload for _, _, payload in units)])))
     if not runs:  # nothing to add up, but the weights are still read and written
-        runs.append((_KINDS["rademacher"], np.zeros((0, _ROW.value), dtype=np.int64), np.zeros(0, dtype=np.int32)))
+        runs.append((_KINDS["rademacher"], np.zeros(32, dtype=np.int32)))
     return Prepared(runs)
 
 
@@ -516,32 +488,30 @@ def _run(
     out: torch.Tensor, source: torch.Tensor, rows: torch.Tensor | None, dtype: int, prepared: Prepared, scale: float,
     start: int, size: int,
 ) -> None:  # fmt: skip
-    """One launch for each run of parts of the same kind, and usually there is one.
+    """One launch where all parts are of the same kind, as usual.
 
-    Where there are more, all but the last leave their sum in a float32 buffer as large as `out`.
+    Where there are several, each adds its sum to a float32 buffer as large as `out`.
     """
     if out.numel() == 0:
         return
     if not (out.is_contiguous() and source.is_contiguous()):
         raise ValueError("Triton's kernels need contiguous tensors")
-    begun: torch.Tensor | None = None
     runs = prepared.on(out.device)
-    for i, (kind, units, payload) in enumerate(runs):
+    to = out if len(runs) == 1 or dtype == _TOTAL.value else torch.empty(out.numel(), device=out.device)
+    for i, (kind, sums) in enumerate(runs):
         tile = _TILE[kind]
-        last = i == len(runs) - 1
-        to = out if last else torch.empty(out.numel(), dtype=torch.float32, device=out.device)
-        if rows is None:
-            per_row, begin = 0, 0  # the run's place is in its first tile and lead
-            grid = -(-(start + size) // tile) - start // tile
-        else:
-            per_row, begin = (size - 1) // tile + 2, start  # as many tiles as a row can touch
-            grid = per_row * len(rows)
-        launch(
-            _add_up, (grid,), to, source, out if rows is None else rows, to if begun is None else begun,
-            units, payload, len(units), int_bits(scale), start // tile, start % tile, size, begin, per_row,
-            KIND=kind, DTYPE=dtype if last else _TOTAL.value, ROWS=rows is not None, BEGUN=begun is not None, TILE=tile,
-        )  # fmt: skip
-        begun = to
+        grid = -(-(start + size) // tile) - start // tile if rows is None else ((size - 1) // tile + 2) * len(rows)
+        becomes = dtype if to is out and not i else _MORE.value if i else _TOTAL.value
+        launch(_add_up, (grid,), to, source, rows, sums, int_bits(scale), size, start, HOW=kind + 4 * becomes)
+    if to is not out:
+        own = source if rows is None else source.view(-1, size)[rows].view(-1)
+        _add_buffer(out, own, to, scale, dtype)
+
+
+def _add_buffer(out: torch.Tensor, source: torch.Tensor, sums: torch.Tensor, scale: float, dtype: int) -> None:
+    """`add_sums` of tensors that are contiguous, and of weights' bits."""
+    size, tile = out.numel(), 1024
+    launch(_add_all, (-(-size // tile),), out, source, sums, int_bits(scale), size, DTYPE=dtype, TILE=tile)
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:
@@ -557,25 +527,14 @@ def combine(prepared: Prepared, start: int, stop: int) -> torch.Tensor:
 
 
 def move(out: torch.Tensor, source: torch.Tensor, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
-    """out = round(source + scale * sum), where source holds elements start, start + 1, ...
-
-    Args:
-        out: where the result goes, 1-D; may be `source`.
-        source: weights on the same device.
-        dtype: that of both tensors, by name.
-        prepared: the sum of directions.
-        scale: multiplies it.
-        start: index of the first element in the parameter vector.
-    """
+    """out = round(source + scale * sum), where source holds elements start, start + 1, ..., on the same device."""
     _run(_stored(out), _stored(source), None, _DTYPES[dtype], prepared, scale, start, len(out))
 
 
 def add_sums(out: torch.Tensor, source: torch.Tensor, dtype: str, sums: torch.Tensor, scale: float) -> None:
     """out = round(source + scale * sums), where the sums over directions are there already."""
     if len(out):
-        to, own, tile = _stored(out), _stored(source).contiguous(), 1024
-        grid = (-(-len(to) // tile),)
-        launch(_add_all, grid, to, own, sums.contiguous(), int_bits(scale), len(to), DTYPE=_DTYPES[dtype], TILE=tile)
+        _add_buffer(_stored(out), _stored(source).contiguous(), sums.contiguous(), scale, _DTYPES[dtype])
 
 
 def move_rows(
@@ -595,16 +554,14 @@ def project_sums(
         x = torch.from_numpy(np.require(x, dtype=np.float32, requirements=["C", "W"]))
     x = x.detach().reshape(-1)
     device = x.device if x.is_cuda else default_device()
-    constants = _constants(spec, length)
     if spec.name != "hadamard":
-        return _products(_KINDS[spec.name], constants, first, count, x, start, device)
+        return _products(spec, first, count, x, start, length, device)
     numbers = range(first // spec.tile, -(-(first + count) // spec.tile))
-    folded = [_folded(max(spec.tile, entries.CHUNK), constants, number, x, start, device) for number in numbers]
-    return np.concatenate([fold_columns(each, spec.tile) for each in folded] or [np.zeros(0)])
+    return np.concatenate([_folded(spec, number, x, start, length, device) for number in numbers] or [np.zeros(0)])
 
 
 def _products(
-    kind: int, constants: Constants, first: int, count: int, x: torch.Tensor, start: int, device: torch.device
+    spec: Spec, first: int, count: int, x: torch.Tensor, start: int, length: int, device: torch.device
 ) -> NDArray[np.float64]:
     """Inner products with directions of an unstructured basis."""
     result = torch.zeros(count, dtype=torch.float64, device=device)
@@ -612,18 +569,18 @@ def _products(
     per_span = entries.SPAN // entries.CHUNK
     tile = min(_DIRECTIONS, 1 << (group - 1).bit_length())
     warps = max(1, tile // 32)
-    for piece, span, lead, spans in _waves(x, start, SCRATCH // (per_span * entries.LANES * group), device):
-        skipped = lead // entries.CHUNK
-        chunks = -(-(lead + len(piece)) // entries.CHUNK) - skipped
+    for piece, at, spans in _waves(x, start, SCRATCH // (per_span * entries.LANES * group), device):
+        skipped = at % entries.SPAN // entries.CHUNK
+        chunks = -(-(at + len(piece)) // entries.CHUNK) - at // entries.CHUNK
         lanes = torch.empty(chunks * entries.LANES * group, dtype=torch.float32, device=device)
         for j in range(0, count, group):
             n = min(group, count - j)
             grid = -(-n // tile)
+            unit = _unit_on(device, spec, first + j, length)
             sums = torch.empty(spans, n, dtype=torch.float64, device=device)
             launch(
-                _lane_sums, (chunks, grid), lanes, piece, span * per_span + skipped, lead % entries.CHUNK,
-                len(piece), int_bits(first + j, np.uint32), n, *constants,
-                KIND=kind, DIRECTIONS=tile, warps=warps,
+                _lane_sums, (chunks, grid), lanes, piece, unit, at, len(piece), n,
+                KIND=_KINDS[spec.name], DIRECTIONS=tile, warps=warps,
             )  # fmt: skip
             launch(_span_sums, (spans, grid), sums, lanes, skipped, chunks, n, DIRECTIONS=tile, warps=warps)
             _add_in_order(result[j : j + n], sums)
@@ -631,32 +588,32 @@ def _products(
 
 
 def _folded(
-    width: int, constants: Constants, number: int, x: torch.Tensor, start: int, device: torch.device
+    spec: Spec, number: int, x: torch.Tensor, start: int, length: int, device: torch.device
 ) -> NDArray[np.float64]:
-    """D * x folded into `width` sums."""
-    key0, key1, _, _ = constants
+    """D * x folded into B sums."""
+    width = max(spec.tile, entries.CHUNK)
+    unit = _unit_on(device, spec, number, length)
     result = torch.zeros(width, dtype=torch.float64, device=device)
-    for piece, span, lead, spans in _waves(x, start, SCRATCH // width, device):
+    for piece, at, spans in _waves(x, start, SCRATCH // width, device):
         sums = torch.empty(spans, width, dtype=torch.float32, device=device)
-        launch(
-            _fold, (width // _COLUMNS, spans), sums, piece, span, lead, len(piece),
-            int_bits(number, np.uint32), key0, key1, width, COLUMNS=_COLUMNS,
-        )  # fmt: skip
+        launch(_fold, (width // _COLUMNS, spans), sums, piece, unit, at, len(piece), width, COLUMNS=_COLUMNS)
         _add_in_order(result, sums)
-    return result.cpu().numpy()
+    return fold_columns(result.cpu().numpy(), spec.tile)
 
 
-def _waves(
-    x: torch.Tensor, start: int, spans: int, device: torch.device
-) -> Iterator[tuple[torch.Tensor, int, int, int]]:
-    """x in pieces of at most `spans` spans: (piece on the device, its first span, where it begins there, its spans)."""
+def _unit_on(device: torch.device, spec: Spec, number: int, length: int) -> torch.Tensor:
+    """A unit on a device; a copy that nobody waits for."""
+    return torch.tensor(_about(spec, number, length), dtype=torch.int32).to(device, non_blocking=True)
+
+
+def _waves(x: torch.Tensor, start: int, spans: int, device: torch.device) -> Iterator[tuple[torch.Tensor, int, int]]:
+    """x in pieces of at most `spans` spans: (piece on the device, index of its first element, its spans)."""
     stop = start + len(x)
     at = start
     while at < stop:
         span = at // entries.SPAN
         end = min(stop, (span + max(1, spans)) * entries.SPAN)
-        piece = x[at - start : end - start].to(device, torch.float32).contiguous()
-        yield piece, span, at - span * entries.SPAN, -(-end // entries.SPAN) - span
+        yield x[at - start : end - start].to(device, torch.float32).contiguous(), at, -(-end // entries.SPAN) - span
         at = end
 
 

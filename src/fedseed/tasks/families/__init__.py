@@ -4,6 +4,138 @@
 the federated clients, and ``heldout`` families are never met as instructions at all.
 """
 
-from .core import GROUPS, Family, Instance, Split, by_name, families, instances, split, statements
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+from typing import Any
 
-__all__ = ["GROUPS", "Family", "Instance", "Split", "by_name", "families", "instances", "split", "statements"]
+from fedseed.tasks.families.language import draw, holds, names_in, read_data, write
+
+GROUPS: tuple[str, ...] = ("base", "train", "heldout")
+
+# A draw may repeat an earlier one; this many misses in a row mean that the
+# family is exhausted (or so nearly that going on would take for ever).
+_PATIENCE = 2_000
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One question of a family with its answer.
+
+    ``content`` names what is asked apart from the wording, so that one question
+    in two wordings counts once.
+    """
+
+    family: str
+    instruction: str
+    input: str
+    output: str
+    content: str = field(default="", repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of question: many wordings, many instances, one way of answering."""
+
+    name: str
+    group: str
+    kind: str
+    about: str
+    templates: tuple[str, ...]
+    draw: Sequence[str] = field(repr=False)
+    inputs: Sequence[str] = field(repr=False)
+    answer: str = field(repr=False)
+
+    def generate(self, rng: Random) -> Instance:
+        """Draws an instance."""
+        values = draw(self.draw, rng)
+        shown = write(rng.choice(self.inputs) if len(self.inputs) > 1 else self.inputs[0], values)
+        answer = write(self.answer, values)
+        asked = [str(values[name]) for name in names_in(self.templates)]
+        # The input is part of the content even where the question repeats its words.
+        content = "\n".join([shown, answer, *asked])
+        return Instance(self.name, write(rng.choice(self.templates), values), shown, answer, content)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Disjoint instances of one family."""
+
+    train: list[Instance]
+    validation: list[Instance]
+    test: list[Instance]
+
+
+@cache
+def _all() -> dict[str, Family]:
+    """Reads the families by name. A family may name a scene, which then says what is drawn and shown."""
+    read = read_data("families.toml")
+    found = {}
+    for name, said in read["families"].items():
+        said = {**read["scenes"].get(said.get("scene"), {}), **said}
+        inputs = [said["input"]] if isinstance(said["input"], str) else said["input"]
+        about = said["group"], said["kind"], said["about"], tuple(said["ask"])
+        found[name] = Family(name, *about, said["draw"], inputs, said["answer"])
+    return found
+
+
+def families(group: str | None = None) -> list[Family]:
+    """Returns all families, or those of one group, always in the same order."""
+    if group is not None and group not in GROUPS:
+        raise ValueError(f"group {group!r} is not one of {', '.join(GROUPS)}")
+    return [family for family in _all().values() if group is None or family.group == group]
+
+
+def instances(chosen: Family, count: int, seed: int | str = 0, start: int = 0) -> list[Instance]:
+    """Returns ``count`` distinct instances, beginning with the ``start``-th of the seed's sequence.
+
+    The sequence of a seed is fixed: ranges of it that do not overlap share no question.
+    """
+    # A string seed is hashed by content, so the sequence is the same anywhere.
+    rng = Random(f"fedseed-family/{chosen.name}/{seed}")
+    found: dict[str, Instance] = {}
+    misses = 0
+    while len(found) < start + count:
+        instance = chosen.generate(rng)
+        misses = misses + 1 if instance.content in found else 0
+        if misses > _PATIENCE:
+            raise ValueError(
+                f"family {chosen.name!r} has only about {len(found)} distinct instances, {start + count} were asked for"
+            )
+        found.setdefault(instance.content, instance)
+    return list(found.values())[start:]
+
+
+def split(source: Family, seed: int | str, train: int, validation: int, test: int) -> Split:
+    """Returns disjoint train, validation and test instances of a family.
+
+    Test and validation come first in the sequence, so that asking for more training
+    instances leaves the evaluation as it was.
+    """
+    drawn = instances(source, test + validation + train, seed)
+    return Split(drawn[test + validation :], drawn[test : test + validation], drawn[:test])
+
+
+def statements(seed: int | str, count: int) -> list[str]:
+    """Returns ``count`` short paragraphs of one to three plain sentences, from which a base learns words and facts.
+
+    They state what the families ask for, so that the answers of train and held-out families are known words and known
+    facts, though never met as instructions.
+    """
+    subjects = [subject for subject in read_data("statements.toml")["subjects"] for _ in range(subject.get("often", 1))]
+    rng = Random(f"fedseed-statements/{seed}")
+
+    def sentence(subject: dict[str, Any]) -> str:
+        values = draw(subject["draw"], rng)
+        more = [text for name, texts in subject.get("if", {}).items() if holds(name, values) for text in texts]
+        return write(rng.choice(subject["sentences"] + more), values)
+
+    paragraphs = []
+    for _ in range(count):
+        # One subject for all of its sentences, so that a fact often meets its relatives; or one for each.
+        mixed = rng.random() < 0.5
+        subject = None if mixed else rng.choice(subjects)
+        length = rng.randint(1, 3)
+        paragraphs.append(" ".join(sentence(subject or rng.choice(subjects)) for _ in range(length)))
+    return paragraphs

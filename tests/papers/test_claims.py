@@ -1,0 +1,92 @@
+"""Each claim of the catalogue finds its lines, scenario and metric in the sweep of its scale, and can hold or not."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fedseed.experiments.sweeps import Sweep, SweepLine, SweepRun, find_sweep, read_sweep
+from fedseed.runs.recipe import read_recipe
+from fedseed_papers import training
+from fedseed_papers.catalogue import catalogue
+from fedseed_papers.measuring import SMALL_MAKERS
+from fedseed_papers.training import MEASURES, judge, lower_is_better
+
+MADE = [
+    (item, scale, source)
+    for item in catalogue()
+    for scale, source in (("small", item.small), ("published", item.published))
+    if source is not None and source not in SMALL_MAKERS
+]
+CLAIMS = [
+    pytest.param(source, form, item.metric_at(scale), id=f"{item.name}-{scale}-{number}")
+    for item, scale, source in MADE
+    for number, (_, form) in enumerate(item.claims_at(scale))
+]
+GENERATED = {
+    "natural-instructions",
+    "dolly-15k",
+    "alpaca",
+    "code-alpaca",
+    "gsm8k",
+}  # scored by Rouge-L, not by accuracy
+WITHOUT_CLAIM = {
+    ("feedsign/figure-10", "published"): "a picture of other papers' accuracies, without numbers",
+    ("feedsign/table-10", "published"): "the recipe makes one of its three columns",
+}
+
+
+@cache
+def sweep_of(source):
+    path = find_sweep(source)
+    return Sweep(runs=[SweepRun(label=source, recipe=source)]) if path is None else read_sweep(path)
+
+
+@cache
+def metrics_of(recipe, *settings):
+    """What runs of a recipe measure."""
+    made = read_recipe(recipe, settings)
+    score = "rouge_l" if made.task.name in GENERATED else "accuracy"
+    return {"loss", *MEASURES, *((score,) if score == "accuracy" or made.evaluation.rouge else ())}
+
+
+def lines_of(source):
+    """A line of three runs for each of a sweep's, in folders that do not exist."""
+    for scenario, run in sweep_of(source).lines():
+        folders = {seed: Path(scenario.name or "-") / run.label / str(seed) for seed in (1, 2, 3)}
+        yield SweepLine(scenario.name, run.label, (), {}, None, folders, {})
+
+
+def test_every_item_that_is_made_has_a_claim():
+    assert {(item.name, scale) for item, scale, _ in MADE if not item.claims_at(scale)} == set(WITHOUT_CLAIM)
+
+
+@pytest.mark.parametrize(("source", "form", "metric"), CLAIMS)
+def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(source, form, metric, monkeypatch):
+    metric, sweep = form.metric or metric, sweep_of(source)
+    runs = {(scenario.name, run.label): (scenario, run) for scenario, run in sweep.lines()}
+    first = next(iter(runs))[0]
+    for named in form.labels:
+        label, _, at = named.partition(" @ ")
+        scenario, run = runs[at or (first if form.scenario is None else form.scenario), label]
+        settings = [*sweep.set, *scenario.set, *scenario.also.get(label, ()), *run.set]
+        assert metric in metrics_of(run.recipe, *settings), named
+
+    best_first = range(len(form.labels)) if lower_is_better(metric) else range(len(form.labels), 0, -1)
+    apart = [100.0 + 10 * rank for rank in best_first]
+    if form.order:
+        agree, disagree = apart, apart[::-1]
+    elif form.alike:
+        agree, disagree = [100.0] * len(apart), apart
+    else:
+        agree = [2 * (form.least or 0.0) + 1, 1.0][: len(apart)]
+        disagree = [(form.least or 0.0) / 2, 1.0][: len(apart)]
+    places = {named: set(training.folders_of(form, named, list(lines_of(source)))) for named in form.labels}
+    for values, expected in ((agree, "holds in kind"), (disagree, "does not hold here")):
+
+        def measured(folder, name, values=values):
+            value = next(v for v, named in zip(values, form.labels, strict=True) if folder in places[named])
+            return 1e12 if name == "trainable" != metric else value * (1 + int(folder.name) / 1e4)
+
+        monkeypatch.setattr(training, "measured", measured)
+        assert judge("it is so", form, metric, list(lines_of(source))).verdict == expected

@@ -1,0 +1,148 @@
+"""CIFAR from its binary version, scikit-learn's digits, and a round on each kind of model."""
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from fedseed import Federation, Orbit
+from fedseed.errors import RecipeError
+from fedseed.models.heads import Head
+from fedseed.models.loading import load_model
+from fedseed.tasks import CIFAR10Task, CIFAR100Task, DigitsTask
+from fedseed.tasks.partition import ByField, Dirichlet
+from fedseed.tasks.pictures import BASE, BASE_CLASSES, SIZE, TEST, images, pictures_of_base
+from support.tiers import tiered
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
+METHODS = {
+    "feedsign": ["method.name=feedsign", "method.batch=4", "method.learning_rate=0.01"],
+    "zo-fedsgd": ["method.name=zo-fedsgd", "method.batch=4", "method.learning_rate=0.01"],
+    "ferret": [
+        "method.name=ferret",
+        "method.directions=50",
+        "method.training.learning_rate=0.01",
+        "method.training.steps=2",
+    ],
+    "fedavg": ["method.name=fedavg", "method.training.learning_rate=0.01", "method.training.steps=2"],
+}
+
+
+def pictures(data):
+    return [p for client in data.clients for p in client.examples]
+
+
+def key(picture):
+    return picture.pixels.tobytes(), picture.label
+
+
+def test_pixels_and_labels_are_those_of_the_file(cifar10):
+    folder = cifar10()
+    data = CIFAR10Task(path=str(folder), clients=1).load()
+    assert data.classes[0] == "airplane" and data.classes[9] == "truck" and len(data.classes) == 10
+    expected = []
+    for number in range(1, 6):
+        rows = np.fromfile(folder / f"data_batch_{number}.bin", np.uint8).reshape(-1, 3073)
+        expected += [(np.moveaxis(row[1:].reshape(3, 32, 32), 0, 2).tobytes(), int(row[0])) for row in rows]
+    found = pictures(data)
+    assert [key(p) for p in found] == expected  # one client has all of them in the files' order
+    outer = CIFAR10Task(path=str(folder.parent), clients=1).load()  # the folder that holds it will do
+    assert [key(p) for p in pictures(outer)] == expected
+    assert all(p.pixels.shape == (32, 32, 3) and p.pixels.dtype == np.uint8 for p in found)
+    assert len(data.evaluation[""]) == 20
+    assert data.notes == (
+        "120 training and 0 validation pictures of 120 in the train part, 20 test pictures of 20, 10 classes",
+        "1 client holds 120 pictures of 10 classes (iid)",
+    )
+
+
+def test_cifar_100_has_classes_and_superclasses(cifar100):
+    path = str(cifar100())
+    data = CIFAR100Task(path=path, partition=ByField(field="superclass")).load()
+    assert len(data.classes) == 100 and data.classes[42] == "fine 42"
+    assert len(data.clients) == 20 and len(pictures(data)) == 200
+    assert [{p.label // 5 for p in c.examples} for c in data.clients] == [{i} for i in range(20)]
+    with pytest.raises(RecipeError, match=r'task.partition.field = "colour": "cifar100" has "class" and "superclass"'):
+        CIFAR100Task(path=path, partition=ByField(field="colour")).load()
+
+
+@tiered({"kind": ["vit", "resnet"], "method": METHODS}, together=2, quick=2)
+def test_a_round_on_a_tiny_model(cifar10, image_base, tmp_path, kind, method):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("rounds = 1\n")
+    base = image_base(kind)  # three classes: it gets a new head
+    overrides = [
+        *METHODS[method], f"model.base={base}", "task.name=cifar10", f"task.path={cifar10()}", "task.clients=3",
+        "task.partition.kind=dirichlet", "task.partition.alpha=1.0",
+    ]  # fmt: skip
+    run = Federation.from_file(recipe, overrides, out=tmp_path / "run")
+    before = {name: b.clone() for name, b in run.worker.space.model.named_buffers()}
+    summary = run.run().summary
+    assert summary["rounds"] == 1 and summary["skipped"] == 0
+    assert set(summary["final"]) == {"loss", "accuracy"} and summary["final"]["loss"] != summary["baseline"]["loss"]
+    assert all(bool((b == before[name]).all()) for name, b in run.worker.space.model.named_buffers())
+    if method != "fedavg":
+        orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+        model, _ = load_model(str(base), head=Head(orbit.header.classes, orbit.header.seed))
+        assert orbit.replay(model) == summary["weights_digest"]
+
+
+def test_what_is_wrong_in_a_file_is_named(cifar10, tmp_path):
+    folder = cifar10()
+    path = folder / "data_batch_4.bin"
+    good = path.read_bytes()
+    for kept in (0, 3072, -1):
+        path.write_bytes(good[:kept])
+        with pytest.raises(RecipeError, match=r"data_batch_4.bin: [\d,]+ bytes are not whole records of 3,073"):
+            CIFAR10Task(path=str(folder)).load()
+    path.write_bytes(good[:3073] + b"\x0a" + good[3074:])
+    with pytest.raises(RecipeError, match=r"data_batch_4.bin record 2: class is a number from 0 to 9, not 10"):
+        CIFAR10Task(path=str(folder)).load()
+    path.unlink()
+    with pytest.raises(RecipeError, match=r"data_batch_4.bin: can't be read: No such file"):
+        CIFAR10Task(path=str(folder)).load()
+    with pytest.raises(RecipeError, match=r"nowhere.*no such folder; give cifar-10-batches-bin of"):
+        CIFAR10Task(path=str(tmp_path / "nowhere")).load()
+    with pytest.raises(RecipeError, match=r"the folder has no test.bin; give cifar-100-binary of"):
+        CIFAR100Task(path=str(folder)).load()
+
+
+# -- digits ----------------------------------------------------------------------------------------------------------
+
+
+def keys(pictures):
+    return [key(p) for p in pictures]
+
+
+def test_pixels_are_scikit_learns_scaled_to_bytes():
+    pixels, labels = images()
+    source, targets = load_digits(return_X_y=True)
+    assert pixels.shape == (SIZE, 8, 8, 1) and pixels.dtype == np.uint8 and (pixels.min(), pixels.max()) == (0, 255)
+    back = np.rint(pixels.reshape(SIZE, 64) / 255 * 16)
+    assert sorted(map(tuple, np.c_[back, labels])) == sorted(map(tuple, np.c_[source, targets]))
+
+
+def test_nobody_has_an_image_of_the_base_or_of_the_test():
+    data = DigitsTask(clients=5).load()
+    held = [key for client in data.clients for key in keys(client.examples)]
+    test, validation, base = keys(data.evaluation[""]), keys(data.validation), keys(pictures_of_base())
+    assert len(test) == TEST and len(validation) == 200 and len(held) == SIZE - TEST - BASE - 200
+    assert len(base) == 270 and {label for _, label in base} == set(range(5)) == set(BASE_CLASSES)
+    everything = held + test + validation + base
+    assert len(set(everything)) == len(everything)
+    other = DigitsTask(clients=5, seed=3).load()  # whoever draws otherwise keeps the test
+    assert keys(other.evaluation[""]) == test and keys(other.validation) != validation
+    assert data.notes[0] == (
+        "697 training and 200 validation pictures of 897 in the train part, 400 test pictures of 400, 10 classes"
+    )
+
+
+def test_some_classes_only():
+    data = DigitsTask(clients=2, classes=[7, 5], partition=Dirichlet(alpha=1.0), validation=20).load()
+    assert data.classes == ("7", "5")
+    everything = keys(DigitsTask(validation=0).load().evaluation[""])
+    sevens = [(pixels, 0) for pixels, label in everything if label == 7]
+    assert [key for key in keys(data.evaluation[""]) if key[1] == 0] == sevens
+    for classes in ([3], [1, 1], [1, 10], []):
+        with pytest.raises(RecipeError, match=r"task.classes = .*: two or more different digits"):
+            DigitsTask(classes=classes).load()
