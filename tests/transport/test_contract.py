@@ -12,10 +12,18 @@ import nkeys
 import pytest
 
 from fedseed.errors import MessageError, NetworkError
+from fedseed.federation.messages import EVERYBODY, Message, MessageKind
+from fedseed.federation.network_coordinator import NetworkCoordinator
+from fedseed.federation.session import CoordinatorSettings
+from fedseed.federation.step_log import StepLog
+from fedseed.methods.feedsign import FeedSign
+from fedseed.orbit import Header
+from fedseed.reports.progress import Silent
 from fedseed.transport import transport
 from fedseed.transport.base import Access, Events, Interrupted, Log
 from fedseed.transport.memory import Hub
 from fedseed.transport.signatures import key_file
+from fedseed.weights.layout import Layout, TensorEntry
 from support.flower_grid import OverFlower, messages
 
 SECONDS = 60
@@ -359,6 +367,25 @@ async def test_of_two_writers_one_is_fenced_off(room):
         await old.append(b"once more")
     await heir.append(b"mine, too")
     assert await entries(room) == [b"one", b"mine", b"mine, too"]
+
+
+@contract
+async def test_who_only_waits_learns_that_another_coordinator_goes_on(room):
+    """It was taken for dead; its clients answer another one, and it would wait for them until its deadline."""
+    layout = Layout((TensorEntry("w", (2,), "float32"),), (0, 2))
+    begun = Header("base", "ab" * 16, "float32", layout, FeedSign(), 0)
+    talk = NetworkCoordinator(await room.coordinator(), "run", FeedSign(), 0, 9, CoordinatorSettings(), Silent())
+    await talk.log.create(begun, ["a"], 9, 1)
+    await talk.log.begin_session()
+    await talk.log.publish(1, Message(MessageKind.STEP, FeedSign.code, 1, EVERYBODY, b"\1").encode())
+    watching = asyncio.create_task(talk._watch_log(between=0.01))
+    heir = StepLog(await room.coordinator(), replacing=False)
+    await heir.read(3, "run")
+    assert not await heir.is_taken_over(3) and not await talk.log.is_taken_over(3) and talk.session.failure is None
+    await heir.begin_session()
+    await asyncio.wait_for(watching, SECONDS)
+    assert "another coordinator has written to run" in str(talk.session.failure)
+    assert not await heir.is_taken_over(4)
 
 
 @contract

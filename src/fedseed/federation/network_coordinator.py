@@ -28,7 +28,7 @@ from fedseed.privacy.secure.settings import SecureSums
 from fedseed.reports.machine import resident_memory
 from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine
-from fedseed.transport.base import CoordinatorEnd, LogLostError, LogOlderError, end_task
+from fedseed.transport.base import CoordinatorEnd, LogLostError, LogOlderError, TakenOverError, end_task
 
 SHOWN = ("round", "evaluated", "train_loss", "bytes_up", "bytes_down", "weights_digest")
 MOST_SHOWN = 12  # metrics shown beside them
@@ -122,16 +122,23 @@ class NetworkCoordinator:
         self._guard = asyncio.create_task(self._watch_log())
         return header
 
-    async def _watch_log(self) -> None:
-        """Notices when the server has lost the log, or a part of it, also while nothing is written."""
+    async def _watch_log(self, between: float = LOOK_SECONDS) -> None:
+        """Notices when the server has lost the log, or a part of it, or another coordinator writes to it.
+
+        It does so also while nothing is written: who was taken for dead would wait for its clients until the deadline.
+        """
         seen = True
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(between)
             known = self.log.last
             try:
                 log = await self.session.end.log()
+                taken_over = log is not None and await self.log.is_taken_over(log.last)
             except NetworkError:  # an interruption
                 continue
+            if taken_over:
+                self.session.fail(TakenOverError(self.run))
+                return
             if log is not None and log.last < known:
                 self.session.fail(LogOlderError(self.run))
                 return

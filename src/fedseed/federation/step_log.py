@@ -58,6 +58,8 @@ class StepLog:
         self.ended = False
         self.header: Header | None = None
         self._writer: LogWriter | None = None
+        self._sessions = 0  # that are known to have begun, this one included
+        self._looked = 0  # up to which entry `is_taken_over` has looked
         self._link = b""
         self._blobs: list[str] = []  # of the newest steps, where they replace each other
 
@@ -84,6 +86,7 @@ class StepLog:
         if not entries:
             raise NetworkError(f"the log of run {run} is empty: start again with --fresh")
         about, start = read_header(entries.pop(0))
+        self._sessions = sum(entry.kind == "S" for entry in entries)
         self._begin(scan(start, "the log's header")[0].header, about.names)
         self.steps = [read_step(entry) for entry in entries if entry.kind == "T"]
         self.marks = dict(read_mark(entry) for entry in entries if entry.kind == "M")
@@ -98,6 +101,18 @@ class StepLog:
     async def begin_session(self) -> None:
         """From here on nobody else may write."""
         await self._append(Entry("S", secrets.token_bytes(8)))
+        self._sessions += 1
+
+    async def is_taken_over(self, last: int) -> bool:
+        """Returns whether another coordinator has begun a session since; each entry is looked at once.
+
+        Args:
+            last: the number of the last entry on the server.
+        """
+        if last <= max(self.last, self._looked):
+            return False
+        self._looked = last
+        return sum(data[:1] == b"S" for data in await self.end.entries(last)) > self._sessions
 
     async def _append(self, entry: Entry) -> None:
         assert self._writer is not None

@@ -112,6 +112,13 @@ class LogOlderError(NetworkError):
         )
 
 
+class TakenOverError(NetworkError):
+    """Another coordinator goes on with the run."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"another coordinator has written to run {run} since: this one stops")
+
+
 class Fenced(Exception):  # noqa: N818
     """The log has an entry of this number already."""
 
@@ -136,7 +143,9 @@ class LogWriter(ABC):
             patience: seconds to go on trying.
 
         Raises:
-            NetworkError: somebody else has written; LogLostError, LogOlderError: the log is gone, or has lost entries.
+            TakenOverError: another coordinator has written.
+            LogLostError, LogOlderError: the log is gone, or has lost entries.
+            NetworkError: it can't be written for that long.
         """
         give_up = time.monotonic() + patience
         while True:
@@ -150,9 +159,7 @@ class LogWriter(ABC):
             except Fenced as error:
                 if await self._there() == entry:  # it arrived, its receipt did not
                     break
-                raise NetworkError(
-                    f"another coordinator has written to run {self.run} since: this one stops"
-                ) from error
+                raise TakenOverError(self.run) from error
         self.last += 1
 
     @abstractmethod
