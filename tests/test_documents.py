@@ -24,7 +24,7 @@ from support.documents import LANGUAGES, ROOT, all_blocks, documents, fedseed_wo
 BLOCKS = all_blocks()
 SHELL = [block for block in BLOCKS if block.language in ("sh", "console")]
 KNOWN = {"cd", "ls", "echo", "pip", "python", "python3.11", "make", "apt-get", "nats-server", "curl", "tensorboard",
-         ".", "flwr", "flower-superlink", "flower-supernode"}  # fmt: skip
+         ".", "flwr", "hf", "flower-superlink", "flower-supernode"}  # fmt: skip
 ROOMS = ("methods", "tasks", "metrics", "rewards", "aggregation", "trackers", "transports")
 GROUPS = {f"fedseed.{room}" for room in ROOMS}
 ROOM_NAMES = {path.parent.name for path in (ROOT / "src" / "fedseed").glob("*/__init__.py")}

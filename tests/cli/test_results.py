@@ -1,4 +1,4 @@
-"""From a run to a model in one's hands: export, evaluate, generate, push and pull; one small run of each kind."""
+"""From a run to a model in one's hands: export, evaluate, generate; one small run of each kind."""
 
 import asyncio
 import io
@@ -309,7 +309,6 @@ def test_what_can_not_be_generated(place, tmp_path, monkeypatch, image_base):
 def hub(monkeypatch, tmp_path):
     made = Hub()
     monkeypatch.setenv("HF_ENDPOINT", made.url)
-    monkeypatch.setenv("HF_TOKEN", "hf_made_up")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     yield made
     made.close()
@@ -359,46 +358,6 @@ def test_without_the_hub_a_base_in_its_cache_is_used(place, tmp_path, monkeypatc
     config = str(place / "bases" / "mine" / "config.json")
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: config)
     assert reach("owner/cached") == str(place / "bases" / "mine")
-
-
-@pytest.mark.long
-def test_push_and_pull(place, tmp_path, hub):
-    run = place / "runs" / "ferret"
-    done = fedseed("orbit", "push", run, "me/tuned")
-    assert done.returncode == 0 and "/me/tuned/commit/" in done.stdout, done.stderr
-    files = hub.repositories["me/tuned"]
-    card = files["README.md"].decode()
-    assert "fedseed orbit pull me/tuned" in card and summary(place, "ferret")["weights_digest"] in card
-    assert str(place).encode() not in b"".join(files.values())
-    done = fedseed("orbit", "pull", "me/tuned", "--out", tmp_path / "pulled.orbit")
-    assert done.returncode == 0 and "3 steps of ferret" in done.stdout, done.stderr
-    pulled, own = Orbit.open(tmp_path / "pulled.orbit"), Orbit.open(run / "model.orbit")
-    assert pulled.complete and pulled.parts == own.parts and not pulled.header.base_folder
-    done = fedseed("export", tmp_path / "pulled.orbit", "--base", place / "bases", "--out", tmp_path / "model")
-    assert done.returncode == 0 and summary(place, "ferret")["weights_digest"] in done.stdout, done.stderr
-    done = fedseed("orbit", "pull", "me/tuned", "--out", tmp_path / "pulled.orbit")
-    assert done.returncode == 1 and "exists" in done.stderr
-
-    assert fedseed("orbit", "keygen", tmp_path / "key").returncode == 0  # a signed orbit goes as it is
-    shutil.copy(run / "model.orbit", tmp_path / "signed.orbit")
-    assert fedseed("orbit", "sign", tmp_path / "signed.orbit", "--key", tmp_path / "key").returncode == 0
-    assert fedseed("orbit", "push", tmp_path / "signed.orbit", "me/signed", "--file", "a.orbit").returncode == 0
-    words = ["orbit", "pull", "me/signed", "--file", "a.orbit", "--out", tmp_path / "again.orbit"]
-    assert fedseed(*words).returncode == 0
-    done = fedseed("orbit", "verify", tmp_path / "again.orbit", "--key", tmp_path / "key.pub")
-    assert done.returncode == 0 and "the signature is that of key.pub" in done.stdout, done.stderr
-
-    hub.repositories["me/tuned"]["model.orbit"] = files["model.orbit"][:-40]
-    for words, code, text in (
-        (["pull", "me/tuned", "--file", "b.orbit"], 1, "me/tuned has no b.orbit; it has model.orbit"),
-        (["pull", "me/tuned"], 1, "cut short"),
-        (["pull", "me/none"], 1, "has no such repository"),
-        (["pull", "a b c"], 2, "OWNER/NAME"),
-    ):
-        done = fedseed("orbit", *words, "--out", tmp_path / "no.orbit")
-        assert done.returncode == code and text in done.stderr and not (tmp_path / "no.orbit").exists(), done.stderr
-    done = fedseed("orbit", "push", place / "runs" / "fedavg", "me/tuned")
-    assert done.returncode == 2 and "no model.orbit there" in done.stderr
 
 
 # -- what a run leaves ---------------------------------------------------------------------------------------------

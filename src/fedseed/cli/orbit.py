@@ -15,7 +15,7 @@ from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model
 from fedseed.text import shown
 
-app = typer.Typer(help="Look at, check, replay, cut, compare, sign and share orbits.", no_args_is_help=True)
+app = typer.Typer(help="Look at, check, replay, cut, compare and sign orbits.", no_args_is_help=True)
 MOST_SHOWN = 2000  # characters of one of a header's texts; --json has all of it
 
 PathArgument = Annotated[Path, typer.Argument(help="The orbit file.")]
@@ -190,40 +190,6 @@ def sign(path: PathArgument, key: Annotated[Path, typer.Option(help="The private
     from fedseed.orbit import signature
 
     say(f"signature: {signature.sign(path, key)}")
-
-
-@app.command()
-def push(
-    path: Annotated[Path, typer.Argument(help="The orbit file, or a run's folder.")],
-    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub; made if it is not there.")],
-    private: Annotated[bool, typer.Option("--private", help="Make it a private one.")] = False,
-    file: Annotated[str, typer.Option("--file", help="The orbit's name there.")] = "model.orbit",
-    revision: Annotated[str | None, typer.Option("--revision", help="A branch. Default: the main one.")] = None,
-    plugin: PluginOption = None,
-) -> None:
-    """Put an orbit (and its signature) into a repository of the hub, with a model card. The token: HF_TOKEN."""
-    from fedseed.orbit import hub
-
-    found = path / "model.orbit" if path.is_dir() else path
-    if path.is_dir() and not found.is_file():
-        raise RecipeError(f"{path}: no model.orbit there: a run of whole weights is shared as a model (fedseed export)")
-    say(hub.push(found, repository, private, file, revision))
-
-
-@app.command()
-def pull(
-    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub.")],
-    out: NewFile,
-    file: Annotated[str, typer.Option("--file", help="The orbit's name there.")] = "model.orbit",
-    revision: Annotated[str | None, typer.Option("--revision", help="A branch, tag or commit.")] = None,
-    plugin: PluginOption = None,
-) -> None:
-    """Fetch an orbit (and its signature) from a repository of the hub, and check it."""
-    from fedseed.orbit import hub
-
-    orbit = hub.pull(repository, out, file, revision)
-    say(f"{out}: {orbit.last:,} steps of {orbit.header.method.name}, {orbit.size:,} bytes")
-    say(_state(orbit))
 
 
 def _settings(table: dict[str, Any]) -> str:

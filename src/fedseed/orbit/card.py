@@ -23,9 +23,8 @@ AUTO = {
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
 }
-# the model; an adapter for the base; the base with an adapter added in; the orbit alone
-Form = Literal["whole", "adapter", "merged", "orbit"]
-LIBRARY: dict[Form, str] = {"whole": "transformers", "adapter": "peft", "merged": "transformers", "orbit": "fedseed"}
+# the model; an adapter for the base; the base with an adapter added in
+Form = Literal["whole", "adapter", "merged"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 _MARKUP = re.compile(r"[\\`*\[\]<>#&~]|(?<![^\W_])_|_(?![^\W_])")  # but for | (a table's), and _ inside a word
 _EXACT = "The weights are those of the federated run, bit for bit; the digest says so."
@@ -33,7 +32,6 @@ ABOUT: dict[Form, str] = {
     "whole": _EXACT,
     "adapter": _EXACT,
     "merged": "The base's weights with those of the federated run's adapter added, rounded once.",
-    "orbit": "An orbit: what turns the base into the tuned model, bit for bit, on every machine.",
 }
 
 
@@ -50,7 +48,6 @@ class Facts:
         clients: data holders; None: not known here.
         baseline: the base's metrics, by name; none: not known here.
         final: the tuned model's metrics, by name.
-        repo: the hub's repository that the orbit is in; "": none.
     """
 
     steps: int
@@ -61,7 +58,6 @@ class Facts:
     clients: int | None = None
     baseline: Mapping[str, float] = field(default_factory=dict)
     final: Mapping[str, float] = field(default_factory=dict)
-    repo: str = ""
 
 
 def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> str:
@@ -106,16 +102,15 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
         packaged = base in PACKAGED  # which transformers does not know
     upto = "" if total == facts.steps else f" --upto {facts.steps}"
     made = Environment(loader=PackageLoader("fedseed.orbit"), trim_blocks=True, undefined=StrictUndefined)
-    made.filters.update(
-        code=_code, plain=_plain, word=_word, text=lambda text: json.dumps(clean(text), ensure_ascii=False)
-    )
+    made.filters.update(code=_code, plain=_plain, text=lambda text: json.dumps(clean(text), ensure_ascii=False))
     text = made.get_template("card.md").render(
         base=base, hub_name=_HUB_NAME.fullmatch(base),  # plain YAML; other names are left out there
-        library=LIBRARY[form], name=f"{base or 'model'} + {facts.orbit_name or method.name}", about=ABOUT[form],
+        library="peft" if form == "adapter" else "transformers",
+        name=f"{base or 'model'} + {facts.orbit_name or method.name}", about=ABOUT[form],
         form=form, facts=facts, rows=rows, table=_table, auto=auto, packaged=packaged,
         processor="AutoImageProcessor" if auto == "AutoModelForImageClassification" else "AutoTokenizer",
         metrics=[(_plain(name), *(f"{of[name]:.4g}" for of in (facts.baseline, facts.final) if of)) for name in names],
-        orbit_word=_word(facts.orbit_name), again=f"fedseed export {_word(facts.orbit_name)}{upto} --out FOLDER",
+        again=f"fedseed export {_word(facts.orbit_name)}{upto} --out FOLDER",
         settings=[(key, _code(json.dumps(value))) for key, value in method.model_dump().items()],
     )  # fmt: skip
     return text.rstrip() + "\n"
