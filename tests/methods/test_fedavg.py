@@ -89,9 +89,3 @@ def test_server_optimisers_take_the_papers_steps():
             again = method.start(space.layout, 1).load_state_dict(state.state_dict())
             np.testing.assert_array_equal(again.first, state.first)
             w = to_floats(step.data, "float32").astype(np.float64)
-
-
-def test_averages_of_another_model_are_refused():
-    with pytest.raises(ValueError, match="do not fit"):
-        method = FedAvg(server="adam")
-        method.start(ParameterSpace(model("float32", 0)).layout, 1).load_state_dict({"first": np.zeros(3)})

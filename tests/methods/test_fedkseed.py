@@ -3,7 +3,6 @@
 import copy
 import itertools
 from dataclasses import replace
-from math import sqrt
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 from fedseed import Basis, FedKSeed, ParameterSpace
 from fedseed.errors import NonFiniteError
 from fedseed.federation.messages import Message
-from fedseed.methods.fedkseed import Accumulated, Pairs, probabilities
+from fedseed.methods.fedkseed import Accumulated, Pairs
 from fedseed.randomness import Domain, derive
 from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
@@ -63,20 +62,6 @@ def test_loss_guard_skips_and_counts():
         half.quotients([float("inf")], [float("inf")], 1.0)
 
 
-def test_importance_follows_equation_13_and_unused_candidates_count_as_average():
-    method = FedKSeed(candidates=4, importance=True)
-    assert probabilities(method.start(LAYOUT, 1).step) == pytest.approx([0.25] * 4)
-    step = Accumulated(
-        np.zeros(4, dtype=np.float32), np.array([2, 9, 0, 4], dtype=np.float32), np.array([2, 3, 0, 2], dtype=np.uint32)
-    )
-    psi = np.array([0.0, 1.0, 0.5, 0.5])  # means 1, 3, -, 2: min-max 0, 1, and 0.5 for the unused
-    np.testing.assert_allclose(probabilities(step), np.exp(psi) / np.exp(psi).sum(), rtol=1e-6)
-    asked = plan(method, method.advance(method.start(LAYOUT, 1), step), 2)
-    drawn = FedKSeed(candidates=4, importance=True, steps=40_000).draw(asked, 5)
-    frequency = np.bincount(drawn, minlength=4) / 40_000
-    np.testing.assert_allclose(frequency, asked.probabilities, atol=4 * 0.5 / sqrt(40_000))
-
-
 def test_fedkseed_accumulates_with_the_clients_weights():
     method = FedKSeed(candidates=4, importance=True, importance_clip=2.0)
     state = method.start(LAYOUT, 1)
@@ -88,11 +73,6 @@ def test_fedkseed_accumulates_with_the_clients_weights():
     np.testing.assert_array_equal(step.uses, [0, 3, 0, 1])
     again = method.decode_step(state, step.encode())
     np.testing.assert_array_equal(again.uses, step.uses)
-
-
-def test_what_the_pool_declares():
-    assert FedKSeed().needs_each is None and FedKSeed().lasting_entries
-    assert "every single pair" in FedKSeed(importance=True).needs_each
 
 
 def test_fedkseed_forgets_and_follows_its_schedule():

@@ -12,7 +12,7 @@ from fedseed.methods.traces import Branch, Branches, Rate, Trace, phi
 from fedseed.methods.traces import Tensored as Tuned
 from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import Layout, TensorEntry
-from support.rounds import answers, apply, plan
+from support.rounds import answers, plan
 from support.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -177,73 +177,6 @@ def test_signals_of_several_rounds():
     assert state.signals("loss", [3, 4]) == {3: 7.0}
     assert state.signals("loss-5", [3]) == {3: pytest.approx(4.6)}
     assert state.signals("update", [3]) == {3: 70.0}
-
-
-@tiered({"personal": SIGNALS, "travel": ["pairs", "tensors"]}, quick=2)
-def test_a_run_with_each_signal(problem, tmp_path, personal, travel):
-    """The inputs of clients 3 and 4 are three times as large, and with them their losses."""
-    for number in (3, 4):
-        problem.clients[number] = [(3 * x, y) for x, y in problem.clients[number]]
-    method = FedMeZO(**{**FAST, "learning_rate": 1e-2}, personal=personal, travel=travel)
-    federation = problem.federation(method, out=tmp_path / "run", per_round=5)
-    planned = []
-    ask = federation.coordinator.plans
-
-    def planning():
-        plans = ask()
-        each = {client: message for message, clients in plans.items() for client in clients}
-        planned.extend(method.decode_plan(federation.worker.state, each[client][28:]) for client in sorted(each))
-        return plans
-
-    federation.coordinator.plans = planning
-    result = federation.run()
-    assert result.summary["final"]["loss"] < result.summary["baseline"]["loss"]
-    if personal == "constant":
-        assert planned == [Nothing()] * 30
-        return
-    rates = np.array([p.rate for p in planned]).reshape(6, 5)
-    assert isinstance(planned[0], Rate)
-    first, later = rates[0] / 1e-2, rates[1:] / 1e-2
-    if personal == "random":
-        assert len(np.unique(rates)) == 30
-    else:
-        np.testing.assert_allclose(first, 1, rtol=1e-6)  # nothing is known yet
-        extreme = np.maximum(later.max(axis=1) - 1, 1 - later.min(axis=1))
-        np.testing.assert_allclose(extreme, 0.5, rtol=1e-5)  # somebody is furthest from the mean
-    if personal in ("loss", "loss-5"):
-        assert later[-1, 3:].mean() > later[-1, :3].mean()
-    if travel == "pairs":
-        orbit = Orbit.open(tmp_path / "run" / "model.orbit")
-        assert orbit.replay(problem.model(), check_all=True) == result.summary["weights_digest"]
-
-
-def test_distances_from_pairs_are_those_of_tensors(make_problem):
-    """Nearly: random directions are orthogonal up to 1 / sqrt(d)."""
-    model = torch.nn.Sequential(torch.nn.Linear(200, 300), torch.nn.Linear(300, 5))
-    states = {}
-    weights, scalars = [0.5, 0.3, 0.2], [[0.1, -0.2], [0.3, 0.05], [0.02, 0.01]]
-    for travel in ("pairs", "tensors"):
-        method = FedMeZO(personal="update", travel=travel, steps=2, learning_rate=1.0)
-        space = ParameterSpace(model)
-        state = method.start(space.layout, 9)
-        traces = [Trace(None, np.array(s, dtype=np.float32)) for s in scalars]
-        if travel == "pairs":
-            step = Branches(
-                tuple(Branch(c, weight, t) for c, (weight, t) in enumerate(zip(weights, traces, strict=True)))
-            )
-            states[travel] = method.advance(state, step)
-            continue
-        sent, base = [], space.snapshot()
-        for c, trace in enumerate(traces):
-            alone = FedMeZO(steps=2, learning_rate=1.0)
-            apply(alone, alone.start(space.layout, 9), Branches((Branch(c, 1.0, trace),)), space)
-            sent.append((c, weights[c], Tuned(None, space.dense())))
-            space.restore(base)
-        states[travel] = method.remember(state, answers(1, sent))
-    found, exact = (states[travel].distances for travel in ("pairs", "tensors"))
-    assert found.keys() == exact.keys() == {0, 1, 2}
-    for client in found:
-        assert found[client] == pytest.approx(exact[client], rel=0.02)
 
 
 def test_what_is_wrong_is_refused():

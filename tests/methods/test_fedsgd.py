@@ -96,17 +96,6 @@ def test_a_client_without_a_finite_loss_has_no_part(problem, apart):
     assert all(p.grad is None for p in federation.worker.space.parameters)
 
 
-def test_batch_norm_statistics_stay_on_the_client(problem):
-    model = torch.nn.Sequential(torch.nn.Linear(20, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 5))
-    federation = problem.federation(FedSGD())
-    objective = Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))
-    worker = type(federation.worker)(model, FedSGD(), objective, 1)
-    federation.coordinator.open(1)
-    before = [b.clone() for b in model.buffers()]
-    worker.train_all([federation.coordinator.plan(c) for c in (0, 1)], [0, 1], federation.items[:2])
-    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
-
-
 def test_what_is_wrong_is_refused(problem):
     federation = problem.federation(FedSGD())
     state, dense = federation.worker.state, federation.worker.space.dense()

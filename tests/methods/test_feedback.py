@@ -72,14 +72,6 @@ def test_what_is_not_sent_is_remembered_and_added(make, beta):
 
 
 @pytest.mark.parametrize("make", [TopK, Sign])
-def test_without_feedback_there_is_no_memory(make):
-    method = make(feedback=0.0)
-    client = Client(vectors()[0])
-    method.train(method.start(LAYOUT, 1), None, client)
-    assert len(client.calls) == 1 and not method.remembers and make(feedback=0.5).remembers
-
-
-@pytest.mark.parametrize("make", [TopK, Sign])
 def test_what_is_not_finite_or_does_not_fit_is_refused(make):
     method = make()
     change = vectors()[0]
@@ -93,8 +85,3 @@ def test_what_is_not_finite_or_does_not_fit_is_refused(make):
         make(training={"autocast": "bfloat16"}).check(halves)
     method.check(halves)
     assert method.entrywise  # what it costs is in proportion to the model
-
-
-def test_entries_of_the_change_are_the_same_ones_in_every_round():
-    """So a rule may remember them."""
-    assert TopK().lasting_entries and TopK().entrywise

@@ -54,26 +54,6 @@ def coefficients(method, state, basis, delta, where):
     return method.scaled(state, basis, where.project(delta, basis, counts.tolist()))
 
 
-@pytest.mark.long
-def test_previous_allocation_estimates_norms_from_scalars_alone():
-    """With many coefficients the estimate is near the truth: counts within 15% of those of "sqrt"."""
-    method = Ferret(directions=8000, allocation="previous", basis="rademacher")
-    state = method.start(LAYOUT, 1)
-    first = method.allocate(state, np.zeros(4))
-    assert list(first) == list(Ferret(directions=8000, allocation="size").allocate(state, np.zeros(4)))
-    gammas = coefficients(method, state, Basis("rademacher", 3), delta(), space())
-    state = method.advance(state, CoefficientStep((Coefficients(3, tuple(gammas)),)))
-    known = method.allocate(state, np.zeros(4))
-    ideal = Ferret(directions=8000, allocation="sqrt", basis="rademacher").allocate(state, norms(delta()))
-    np.testing.assert_allclose(known, ideal, rtol=0.15, atol=2)
-    assert method.advance(state, CoefficientStep(())) == state  # an empty step tells nothing
-
-
-def test_more_blocks_than_directions_is_refused_with_a_remedy():
-    with pytest.raises(ValueError, match=r"method\.directions = 3: the model has 4 blocks"):
-        Ferret(directions=3, allocation="uniform").start(LAYOUT, 1)
-
-
 @tiered(
     {
         "basis": ["normal", "truncated_normal", "rademacher", "hadamard"],
@@ -111,12 +91,6 @@ def test_exact_is_the_least_squares_solution(basis):
         v = np.stack([drawn.direction(k, a, b, b - a) for k in range(len(gamma))], axis=1).astype(np.float64)
         best = np.linalg.lstsq(v, target[a:b].astype(np.float64), rcond=None)[0]
         np.testing.assert_allclose(gamma, best, rtol=2e-4, atol=2e-4 * np.abs(best).max())
-
-
-def test_exact_refuses_many_directions():
-    method = Ferret(directions=600, allocation="norm", exact=True)
-    with pytest.raises(ValueError, match="at most 512"):
-        coefficients(method, method.start(LAYOUT, 1), Basis("normal"), delta(), space())
 
 
 def contributions(number, seeds, counts):
@@ -226,25 +200,6 @@ def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_
         for done in range(3):  # what a step's rounding is drawn by differs from step to step
             assert kept.change(state, step).rounding == (expected, done if seeds == "fixed" else 0)
             state = kept.advance(state, step)
-
-
-def test_limits_of_the_settings():
-    assert Ferret(directions=1).most == 2 and Ferret(directions=5).most == 5
-    for allocation in ("uniform", "norm"):  # a direction for each of four blocks, or two at least
-        Ferret(directions=4, allocation=allocation).start(LAYOUT, 1)
-    Ferret(directions=3, allocation="norm").start(LAYOUT, 1)
-    halves = Layout((TensorEntry("w", (1100,), "bfloat16"),), BOUNDARIES)
-    with pytest.raises(ValueError, match=r"method\.training\.autocast"):
-        Ferret(training={"autocast": "bfloat16"}).check(halves)
-
-
-def test_sizes_are_of_the_changes_and_a_step_alone_may_have_no_parts():
-    about = About(Ferret(basis="rademacher", directions=4), Ferret().start(LAYOUT, 1), "step")
-    one = Coefficients(1, tuple(np.full(1, g, dtype=np.float32) for g in (2, 0, 1, 0)))
-    moved = ((4 * 300 + 700) / 1100) ** 0.5
-    assert one.size(about) == pytest.approx(moved)
-    assert CoefficientStep((one, one)).size(about) == pytest.approx(moved * 2**0.5)
-    assert CoefficientStep(()).size(about) == 0.0
 
 
 @pytest.mark.parametrize(("allocation", "most"), [("size", None), ("norm", [12] * 4), ("sqrt", [12] * 4)])
@@ -370,16 +325,3 @@ def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, 
         share = np.sqrt(length / [Basis("truncated_normal").variance(n) for n in where.layout.block_sizes])
         assert counts.sum() == 90
         np.testing.assert_allclose(counts, 90 * share / share.sum(), atol=1)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"allocation": "norm"}, {"training": {"optimizer": "adamw"}}, {"training": {"momentum": 0.9}},
-     {"training": {"accumulation": 4}}, {"training": {"clip": 1.0}}],
-)  # fmt: skip
-def test_streaming_says_what_it_needs(change):
-    good = {"allocation": "size", "streaming": True, "training": {"accumulation": 1}}
-    Ferret(**good)
-    training = {**good["training"], **change.pop("training", {})}
-    with pytest.raises(ValueError, match="streaming needs"):
-        Ferret(**{**good, **change, "training": training})

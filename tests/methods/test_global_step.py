@@ -5,16 +5,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
-from fedseed import Ferret, Orbit, ParameterSpace
+from fedseed import Ferret, ParameterSpace
 from fedseed.errors import MessageError
 from fedseed.methods.blockwise import Coefficients, CoefficientStep
 from fedseed.weights.layout import Layout, TensorEntry
 from fedseed.weights.vector import Vector
 from support.problem import Problem
 from support.rounds import plan
-from support.tiers import mark
 
 BOUNDS = (0, 30, 32, 100)
 LAYOUT = Layout((TensorEntry("w", (100,), "float32"),), BOUNDS)
@@ -157,58 +155,3 @@ def test_one_seed_for_all_rounds():
         rest = moved - span @ np.linalg.lstsq(span, moved, rcond=None)[0]
         far[kind] = np.linalg.norm(rest) / np.linalg.norm(moved)
     assert far["fixed"] < 1e-5 and far["shared"] > 0.1
-
-
-@pytest.mark.parametrize("block_rate", ["adagrad", "rms"])
-def test_what_does_not_fit_is_refused_by_name(block_rate):
-    with pytest.raises(ValidationError, match=f'block_rate = "{block_rate}": server = "adam"'):
-        Ferret(server="adam", block_rate=block_rate)
-
-
-RUNS = {
-    "momentum": ({"server": "momentum", "global_rate": 0.3}, torch.float32),
-    "nesterov-fixed": (
-        {"server": "nesterov", "global_rate": 0.3, "seeds": "fixed", "training": {"small_steps": "stochastic"}},
-        torch.bfloat16,
-    ),
-    "adam-own": ({"server": "adam", "global_rate": 0.01, "seeds": "per-client"}, torch.bfloat16),
-    "adagrad": ({"block_rate": "adagrad", "blocks": "tensor", "global_rate": 0.02}, torch.float32),
-    "rms-own": (
-        {"block_rate": "rms", "blocks": 3, "global_rate": 0.01, "seeds": "per-client", "server": "momentum"},
-        torch.bfloat16,
-    ),
-    "bit": ({"scalars": "bit", "directions": 512, "server": "momentum", "global_rate": 0.3}, torch.bfloat16),
-    "fixed": ({"seeds": "fixed", "training": {"small_steps": "stochastic"}}, torch.float16),
-}
-
-
-@pytest.mark.parametrize("name", mark(RUNS, lambda name: name not in ("fixed", "adam-own", "rms-own")))
-def test_replay_and_resume_have_the_bits_of_the_run(name, tmp_path, without_pictures):
-    settings, dtype = RUNS[name]
-    problem = Problem(dtype)
-    if "training" in settings:
-        settings = {**settings, "training": problem.training.model_copy(update=settings["training"])}
-    method = problem.ferret(**settings)
-    whole = problem.federation(method, out=tmp_path / "whole").run()
-    assert whole.summary["final"]["loss"] < whole.summary["baseline"]["loss"]
-    orbit = Orbit.open(tmp_path / "whole" / "model.orbit")
-    assert orbit.header.method == method
-    for line in whole.metrics:
-        assert orbit.replay(problem.model(), line["round"]) == line["weights_digest"]
-    problem.federation(method, out=tmp_path / "run", rounds=3).run()
-    resumed = problem.federation(method, out=tmp_path / "run").run(resume=True, extend=True)
-    assert resumed.summary["weights_digest"] == whole.summary["weights_digest"]
-    assert (tmp_path / "run" / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
-
-
-def test_each_step_is_rounded_by_numbers_of_its_own():
-    """With one seed for all rounds they are told apart by the step's number; otherwise the seed does."""
-    small = {"small_steps": "stochastic"}
-    for seeds, expected in (("fixed", [(0, 0), (0, 1), (0, 2)]), ("shared", [(0, 0)] * 3)):
-        method = Ferret(seeds=seeds, server="momentum", training=small, directions=10)
-        state, found = method.start(LAYOUT, 1), []
-        for _ in range(3):
-            step = steps(1, seeds=1)[0]
-            found.append(method.change(state, step).rounding)
-            state = method.advance(method.advance(state, step), CoefficientStep(()))
-        assert found == expected

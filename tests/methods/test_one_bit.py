@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedseed import Basis, Ferret, Orbit
+from fedseed import Basis, Ferret
 from fedseed.errors import MessageError
 from fedseed.methods.blockwise import BitCoefficients, BitStep, magnitude, one_bit
 from fedseed.weights.layout import Layout, TensorEntry
-from support.problem import Problem
 from support.rounds import answers
 
 LAYOUT = Layout((TensorEntry("w", (1100,), "float32"),), (0, 300, 1100))
@@ -112,19 +111,3 @@ def test_the_change_comes_through_and_the_noise_is_that_of_32_times_the_directio
         noise[scalars] = np.mean(squares)
     assert noise["float32"] == pytest.approx(4096 / 32 - 1, rel=0.1)
     assert noise["bit"] == pytest.approx(np.pi / 2 * 4096 / 1024 - 1, rel=0.1)
-
-
-def test_it_learns_and_its_orbit_is_the_model(tmp_path, without_pictures):
-    problem = Problem()
-    method = problem.ferret(scalars="bit", directions=512, blocks="tensor", allocation="size")
-    summary = problem.federation(method, out=tmp_path / "run").run().summary
-    assert summary["final"]["loss"] < summary["baseline"]["loss"] - 0.1
-    assert summary["payload_bytes_up"] == 8 + 4 * 8 + 512 / 8
-    assert summary["exchanged"]["bits_up"] == 512 and summary["exchanged"]["scalars_up"] == 4
-    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
-    assert orbit.header.method == method
-    assert orbit.replay(problem.model(), check_all=True) == summary["weights_digest"]
-
-
-def test_what_needs_sums_is_refused():
-    assert "a magnitude of its own" in METHOD.needs_each

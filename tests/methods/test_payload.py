@@ -33,7 +33,6 @@ from fedseed.methods.payload import (
     to_floats,
     unpack,
 )
-from fedseed.methods.zofedsgd import OneByte
 from fedseed.weights.layout import Layout, TensorEntry
 
 LAYOUT = Layout((TensorEntry("a", (2,), "float32"), TensorEntry("b", (3,), "bfloat16")), (0, 2, 5))
@@ -85,17 +84,6 @@ class Arrays(Payload):
 
 
 @dataclass(frozen=True)
-class Shared(Payload):
-    """Two fields share what is left; beside them are one of their length that does not travel, and one of its own."""
-
-    indices: Annotated[NDArray[np.uint32], Array("u4", "n")]
-    scalars: Annotated[NDArray[np.float64], Array("f8", "n")]
-    noise: Annotated[Floats | None, Array("f4", "n", when="no")]
-    nothing: Annotated[Floats, Array("f4", 0)]
-    factor: Annotated[float | None, Scalar("f4", when="no")] = None
-
-
-@dataclass(frozen=True)
 class Signs(Payload):
     signs: Annotated[NDArray[np.int8], Bits("count")]
 
@@ -113,11 +101,6 @@ class Whole(Payload):
 @dataclass(frozen=True)
 class Optional(Payload):
     scalars: Annotated[Floats, Array("f4", "count", optional=True)]
-
-
-@dataclass(frozen=True)
-class Bytes(Payload):
-    scalars: Annotated[Floats, OneByte("u1", "n")]
 
 
 @dataclass(frozen=True)
@@ -151,7 +134,6 @@ def pairs(count):
 
 ragged = st.tuples(arrays(f32, np.float32, 0, 4), arrays(f32, np.float32, 0, 4))
 inner = st.builds(Inner, st.integers(0, 9), ragged)
-codes = st.lists(st.integers(0, 255).filter(lambda code: code != 128), max_size=6)  # 128: minus zero
 
 
 # -- there and back --------------------------------------------------------------------------------------------------
@@ -172,16 +154,6 @@ def test_arrays_and_two_that_share_what_is_left(fixed, by_setting, shared):
     same(Arrays.decode(data, about()), payload)
     with pytest.raises(MessageError, match="12 for each of a number of entries"):
         Arrays.decode(data + b"\0", about())
-
-
-@given(st.integers(0, 5).flatmap(pairs))
-def test_only_fields_of_the_length_that_travel_share_what_is_left(shared):
-    payload = Shared(*shared, None, np.zeros(0, dtype=np.float32))
-    data = payload.encode()
-    assert len(data) == 12 * len(shared[0])
-    same(Shared.decode(data, about()), payload)
-    with pytest.raises(MessageError, match="12 for each of a number of entries"):
-        Shared.decode(data + b"\0", about())
 
 
 @given(st.lists(st.sampled_from([1, -1]), min_size=1, max_size=40))
@@ -207,13 +179,6 @@ def test_payloads_in_payloads(first, rest):
     payload = Outer(first, tuple(rest))
     assert payload.encode() == b"".join(part.encode() for part in (first, *rest))
     same(Outer.decode(payload.encode(), about()), payload)
-
-
-@given(codes)
-def test_numbers_of_one_byte(values):
-    payload = Bytes.decode(bytes(values), about())
-    assert payload.encode() == bytes(values)
-    same(Bytes.decode(payload.encode(), about()), payload)
 
 
 def test_whole_tensors():
@@ -328,26 +293,6 @@ def test_whatever_is_read_is_written_alike(data, kind):
         except MessageError:
             continue
         assert found.encode() == data
-
-
-@dataclass(frozen=True)
-class Bare(Payload):
-    good: Annotated[int, Scalar("u4")]
-    number: int
-
-
-@dataclass(frozen=True)
-class Wrong(Payload):
-    number: Annotated[int, "u4"]
-
-
-@pytest.mark.parametrize("kind", [Bare, Wrong])
-def test_a_field_that_does_not_say_how_it_travels(kind):
-    text = rf"{kind.__name__}\.number: annotate how it travels"
-    with pytest.raises(TypeError, match=text):
-        codecs(kind)
-    with pytest.raises(TypeError, match=text):
-        kind.decode(b"12345678", about())
 
 
 # -- many steps in a record --------------------------------------------------------------------------------------------

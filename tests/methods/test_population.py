@@ -3,25 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedseed import FedKSeed, FedMeZO, FedZO, FeedSign, MeZO, Orbit, ParameterSpace, ZOFedSGD
-from fedseed.attacks.updates import alone
+from fedseed import FedKSeed, FedMeZO, FedZO, FeedSign, MeZO, ParameterSpace, ZOFedSGD
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.federation.messages import Message
-from fedseed.federation.worker import Worker
-from fedseed.methods.fedkseed import Pairs
-from fedseed.methods.payload import About
-from fedseed.methods.traces import Trace
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.objectives.losses import Choices
 from fedseed.randomness import Domain, derive
 from fedseed.tasks.data import Choice
 from fedseed.training.client import LocalClient, part_losses
 from support.rounds import answers, apply, plan
-from support.tiers import mark
 from support.zeroth_order import LAYOUT, OBJECTIVE, data, federation, model
 
 SETTINGS = {"learning_rate": 0.02, "scale": 0.05, "batch": 8, "population": 4, "basis": "lowrank"}
@@ -116,24 +109,6 @@ def test_an_update_is_what_each_part_says_of_its_direction(name):
     found, before = (parameters_to_vector(m.parameters()).detach() for m in (space.model, model()))
     torch.testing.assert_close(found.double(), hand.w, atol=2e-5, rtol=0)
     assert float((found - before).abs().max()) > 1e-3
-
-
-@pytest.mark.parametrize("scale", [0.1, 0.0])
-@pytest.mark.parametrize("basis", ["lowrank", "rademacher"])
-def test_parts_of_several_batches_in_one_pass(basis, scale):
-    """As each part alone, whatever the others; a client without examples has none."""
-    method = MeZO(basis=basis)
-    space = ParameterSpace(model())
-    batches = [data()[0][0][:8], [], data()[0][1][:4]]
-    found = part_losses(space, OBJECTIVE, batches, method.directions(5), [7, 2, 7, 0], scale)
-    client = LocalClient(space, OBJECTIVE, batches[0], 3, 1, 0)
-    for batch, losses in zip(batches, found, strict=True):
-        each = len(batch) // 4
-        alone = [
-            client.perturbed_loss(method.directions(5), k, scale, batch[j * each :][:each]) if batch else 0.0
-            for j, k in enumerate([7, 2, 7, 0])
-        ]
-        assert losses == pytest.approx(alone, abs=1e-6)
 
 
 @pytest.mark.long
@@ -261,84 +236,3 @@ def test_messages_have_a_scalar_for_each_direction_and_lies_are_refused():
     for method, payload, text in refused:
         with pytest.raises(MessageError, match=text):
             method.decode_update(method.start(LAYOUT, 1), 1, payload)
-
-
-def test_pairs_and_traces_of_a_population():
-    pool = METHODS["fedkseed"]
-    state, pairs = pool.start(LAYOUT, 1), np.arange(12, dtype=np.uint32)
-    sent = Pairs(pairs, np.ones(12, dtype=np.float32))
-    assert len(pool.decode_update(state, 1, sent.encode()).indices) == 12
-    many = Pairs(np.zeros(13, dtype=np.uint32), np.ones(13, dtype=np.float32))
-    with pytest.raises(MessageError, match="104 bytes of pairs: from 8 to 96"):
-        pool.decode_update(state, 1, many.encode())
-    pro = METHODS["fedkseed-hadamard"]
-    step = pro.aggregate(pro.start(LAYOUT, 1), answers(1, [(0, 0.5, sent), (1, 0.5, sent)]))
-    np.testing.assert_allclose(step.accumulator, [0.25] * 12 + [0] * 4)  # c_i rho / n
-    np.testing.assert_array_equal(step.uses, [2] * 12 + [0] * 4)  # importance counts each, as it was measured
-    np.testing.assert_array_equal(step.sums, [2.0] * 12 + [0] * 4)
-    trace = Trace(None, np.full(12, 0.02 * 8 / 4, dtype=np.float32))  # a rate of 0.02, rho = 8
-    method = METHODS["fedmezo"]
-    about = About(method, method.start(LAYOUT, 1), "update", 1)
-    assert method.decode_update(about.state, 1, trace.encode()).size(about) == pytest.approx(8)
-    lie = alone(trace, "sign", 1, 0, about)
-    np.testing.assert_allclose(lie.scalars, -trace.scalars, rtol=1e-6)
-    with pytest.raises(MessageError, match="too short"):
-        method.decode_update(about.state, 1, Trace(None, trace.scalars[:3]).encode())
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "text"),
-    [
-        (MeZO, {"population": 5}, "population = 5 does not divide batch = 16"),
-        (FedKSeed, {"population": 2}, "population = 2 does not divide batch = 1"),
-        (FeedSign, {"batch": 1 << 12, "population": 1 << 12, "votes_per_round": 32}, "131,072 votes a step"),
-        (MeZO, {"population": 0}, "greater than or equal to 1"),
-        (ZOFedSGD, {"divide_by": "deviation", "seeds": "shared"}, "needs several directions"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(kind, settings, text):
-    with pytest.raises(ValidationError, match=text):
-        kind(**settings)
-
-
-# -- whole runs --------------------------------------------------------------------------------------------------------
-
-QUICK = {"learning_rate": 0.02, "scale": 1e-3, "batch": 8, "population": 8, "basis": "lowrank"}
-RUNS = {
-    "fzoo": (MeZO(**QUICK | {"learning_rate": 1e-4}, estimator="one-point", divide_by="deviation"), 1),
-    "zo-own": (ZOFedSGD(**QUICK, scalars="byte"), 3),
-    "zo-shared": (ZOFedSGD(**QUICK, seeds="shared", small_steps="from-base", decay=0.001), 3),
-    "feedsign": (FeedSign(**QUICK | {"learning_rate": 5e-3}), 3),
-    "fedkseed": (FedKSeed(**QUICK, candidates=64, steps=5), 3),
-    "fedkseed-pro": (FedKSeed(**QUICK | {"basis": "hadamard"}, candidates=64, steps=5, importance=True), 3),
-    "fedmezo": (FedMeZO(**QUICK, steps=5, combine="exact"), 3),
-    "fedzo": (FedZO(**QUICK, steps=5), 3),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", mark(RUNS, lambda name: name not in ("feedsign", "fedkseed", "zo-own")))
-def test_runs_learn_and_replay_and_resume_have_their_bits(name, tmp_path, without_pictures):
-    """Also of clients that hold a model of their own; in bfloat16 where a name ends in "own" or "pro"."""
-    method, clients = RUNS[name]
-    dtype = torch.bfloat16 if name in ("zo-own", "fedkseed-pro") else torch.float32
-    rounds = 4 if hasattr(method, "steps") else 24
-    settings = {"evaluate_every": rounds // 4}
-    whole = federation(method, clients, dtype, out=tmp_path / "whole", rounds=rounds, **settings).run()
-    assert whole.summary["final"]["loss"] < whole.summary["baseline"]["loss"] - 0.02
-    federation(method, clients, dtype, out=tmp_path / "run", rounds=rounds // 2, **settings).run()
-    more = federation(method, clients, dtype, out=tmp_path / "run", rounds=rounds, **settings)
-    assert more.run(resume=True, extend=True).summary["weights_digest"] == whole.summary["weights_digest"]
-    if method.catch_up.replaces:
-        return
-    orbit = Orbit.open(tmp_path / "whole" / "model.orbit")
-    assert orbit.header.method == method
-    for line in whole.metrics:
-        assert orbit.replay(model(dtype), line["round"]) == line["weights_digest"]
-    assert (tmp_path / "run" / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
-    late = Worker(model(dtype), orbit.header.method, OBJECTIVE, 3)
-    for record in orbit.steps(rounds):
-        step = late.method.decode_step(late.state, record.payload)
-        late.space.apply(late.method.change(late.state, step))
-        late.state = late.method.advance(late.state, step)
-    assert late.space.digest() == whole.summary["weights_digest"]

@@ -5,13 +5,12 @@ import pytest
 
 from fedseed import Orbit, ParameterSpace, Sign
 from fedseed.aggregation.median import Median
-from fedseed.attacks.updates import alone
 from fedseed.errors import MessageError
 from fedseed.methods import sign
 from fedseed.methods.base import misfit
 from fedseed.methods.feedback import CHUNK
 from fedseed.methods.payload import About
-from fedseed.methods.sign import Signed, SignStep, Weighted, chosen, entries_in, turn_of
+from fedseed.methods.sign import Signed, SignStep, Weighted
 from fedseed.methods.summands import SMALLEST_MOVE
 from fedseed.weights.change import NOTHING
 from fedseed.weights.layout import Layout, TensorEntry
@@ -49,14 +48,6 @@ def test_a_step_is_the_mean_of_scaled_signs(every):
             expected[chunk] -= 0.5 * weight * np.abs(v[chunk]).mean() * np.where(v[chunk] >= 0, 1, -1)
     np.testing.assert_allclose(total, expected, rtol=2**-8, atol=1e-3)
     assert sent == 4 * every + 2 * 3 + -(-SIZE // 8)
-
-
-def test_which_chunks_are_sent_and_how_many_entries_they_have():
-    assert [turn_of(number, 3) for number in range(1, 6)] == [0, 1, 2, 0, 1]
-    assert [list(chosen(turn, 2, SIZE)) for turn in (0, 1)] == [[0, 2], [1]]
-    assert [entries_in(chosen(turn, 2, SIZE), SIZE) for turn in (0, 1)] == [CHUNK + 1001, CHUNK]
-    assert entries_in(range(3), 3 * CHUNK) == 3 * CHUNK  # the last one is not short
-    assert entries_in(range(1), 5) == 5 and entries_in(range(3, 3), SIZE) == 0
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -101,23 +92,6 @@ def test_how_large_it_is():
     step = SignStep((Weighted(0.25, update.signs), Weighted(-0.5, update.signs)))
     assert step.size(about) == pytest.approx(0.75 * update.size(about)) and SignStep(()).size(about) == 0
     assert method.compressed(about.state, np.zeros(SIZE, np.float32), 1).size(about) == SMALLEST_MOVE
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_lies_are_signs_too(number):
-    """In round 1 the last byte has a padding, in round 2 it has none."""
-    method = Sign(every=2)
-    state = method.start(LARGE, 1)
-    vector = np.random.default_rng(3).normal(size=SIZE).astype(np.float32)
-    vector[2 * CHUNK - 1], vector[-1] = 1.0, -1.0
-    honest = method.compressed(state, vector, number)
-    about = About(method, state, "update", number)
-    same = {}
-    for kind in ("sign", "random", "multiplier"):
-        lie = method.decode_update(state, number, alone(honest, kind, 1, 0, about).encode())
-        np.testing.assert_array_equal(lie.signs.scales, honest.signs.scales)
-        same[kind] = (lie.numbers(about) == honest.numbers(about)).mean()
-    assert same["sign"] == 0 and 0.4 < same["random"] < 0.6 and 0.75 < same["multiplier"] < 0.9
 
 
 def test_messages_that_nobody_can_have_made_are_refused():

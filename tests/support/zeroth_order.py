@@ -37,10 +37,8 @@ def federation(method, clients=5, dtype=torch.float32, **settings):
 METHODS = {
     "mezo": (MeZO(**QUICK, estimates=2), 1),
     "mezo-adam": (MeZO(**QUICK, estimates=2, optimizer="adam"), 1),
-    "zo-momentum": (ZOFedSGD(**QUICK, optimizer="momentum"), 5),
     "zo-own": (ZOFedSGD(**QUICK), 5),
     "zo-shared": (ZOFedSGD(**QUICK, seeds="shared"), 5),
-    "zo-byte": (ZOFedSGD(**QUICK, seeds="shared", scalars="byte"), 5),
     "feedsign": (FeedSign(**QUICK), 5),
     "feedsign-votes": (FeedSign(**QUICK, votes_per_round=5, basis="hadamard", basis_size=16), 5),
     "fedkseed": (FedKSeed(**QUICK, candidates=64, steps=10), 5),

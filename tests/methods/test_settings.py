@@ -1,0 +1,44 @@
+"""Settings of methods that do not go together: refused, each by its name."""
+
+import pytest
+
+from fedseed import FedKSeed, FeedSign, Ferret, MeZO, ZOFedSGD
+from fedseed.runs.recipe import Recipe
+from fedseed.weights.layout import Layout, TensorEntry
+
+STREAMING = {"allocation": "size", "streaming": True}
+HALVES = Layout((TensorEntry("w", (1100,), "bfloat16"),), (0, 300, 320, 1020, 1100))
+REFUSED = [
+    (MeZO, {"population": 5}, "population = 5 does not divide batch = 16"),
+    (FeedSign, {"votes_per_round": 1 << 15, "population": 4}, "131,072 votes a step, at most 65,536"),
+    (MeZO, {"divide_by": "deviation"}, 'divide_by = "deviation" needs several directions a step'),
+    (ZOFedSGD, {"divide_by": "deviation", "seeds": "shared"}, 'divide_by = "deviation" needs several'),
+    (FeedSign, {"divide_by": "deviation", "votes_per_round": 4}, "votes have no size"),
+    (FeedSign, {"optimizer": "hiso"}, 'optimizer = "hiso" learns from the size of projections; votes have none'),
+    (FeedSign, {"normalize": "ranks"}, 'normalize = "ranks": votes have no scale'),
+    (MeZO, {"decay": 0.1}, 'decay = 0.1 needs small_steps = "from-base"'),
+    (MeZO, {"optimizer": "adam-rebuilt", "small_steps": "from-base"}, 'needs optimizer = "sgd"'),
+    (ZOFedSGD, {"small_steps": "from-base"}, "needs seeds"),
+    (FedKSeed, {"decay": 1.0}, "less than 1"),
+    (FeedSign, {"learning_rate": 0.0}, "rate"),
+    (Ferret, {"server": "adam", "block_rate": "rms"}, 'block_rate = "rms": server = "adam"'),
+    (Ferret, {**STREAMING, "allocation": "norm"}, "streaming needs"),
+    (Ferret, {**STREAMING, "training": {"optimizer": "adamw", "accumulation": 1}}, "streaming needs"),
+    (Ferret, {**STREAMING, "training": {"accumulation": 4}}, "streaming needs"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "text"), REFUSED)
+def test_what_does_not_fit_is_refused_by_name(kind, settings, text):
+    with pytest.raises(ValueError, match=text):
+        kind(**settings)
+
+
+def test_what_does_not_fit_the_model_or_the_recipe_is_refused_too():
+    with pytest.raises(ValueError, match=r"method\.directions = 3: the model has 4 blocks"):
+        Ferret(directions=3, allocation="uniform").start(HALVES, 1)
+    with pytest.raises(ValueError, match=r"method\.training\.autocast"):
+        Ferret(training={"autocast": "bfloat16"}).check(HALVES)
+    # a client with 1,000 examples would be outvoted by two with one each, whatever `weighting` says
+    with pytest.raises(ValueError, match=r'method.weighting = "examples": votes count the same.*set it to "equal"'):
+        Recipe.model_validate({"rounds": 1, "method": {"name": "feedsign", "weighting": "examples"}})
