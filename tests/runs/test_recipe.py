@@ -255,7 +255,7 @@ def test_components_are_chosen_by_name(recipe):
         ("[[tracking]]\nname = 'csv'\npath = 'x'", "tracking.0.path = 'x': unknown key; allowed here: name, file$"),
         (
             "[[tracking]]\nfile = 'x'",
-            "tracking.0.name: missing; choose one of csv, mlflow, tensorboard, trackio, wandb",
+            "tracking.0.name: missing; choose one of csv, mlflow, tensorboard, wandb",
         ),
         ("[tracking]\nname = 'csv'", "tracking = .*valid list"),
         ("[evaluation]\nmetrics = ['bleu']", r"evaluation.metrics = \['bleu'\]: 'bleu': choose one of rouge_l, f1"),

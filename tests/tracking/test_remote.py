@@ -17,7 +17,7 @@ import pytest
 from pydantic import PrivateAttr
 
 from fedseed.errors import RecipeError
-from fedseed.tracking import MLflow, Start, TensorBoard, Trackio, WandB
+from fedseed.tracking import MLflow, Start, TensorBoard, WandB
 from fedseed.tracking.remote import FILE, RemoteTracker
 
 LINES = [{"round": n, "loss": 4.0 - n, "seconds": {"local": 1.0}} for n in range(5)]
@@ -90,7 +90,7 @@ def test_files_are_sent_if_they_are_wanted_and_not_too_large(tmp_path):
         assert tracker._files == sent
 
 
-@pytest.mark.parametrize("kind", [WandB, MLflow, Trackio, TensorBoard])
+@pytest.mark.parametrize("kind", [WandB, MLflow, TensorBoard])
 def test_the_extra_is_named_where_its_package_is_missing(kind, monkeypatch):
     monkeypatch.setattr("fedseed.tracking.base.find_spec", lambda name: None)
     name = kind.model_fields["name"].default
@@ -127,7 +127,7 @@ run = problem.federation(
 )
 run.run(resume=True)
 """
-REMOTE = {"wandb": "wandb", "mlflow": "sqlalchemy", "trackio": "trackio"}  # package that reading back needs
+REMOTE = {"wandb": "wandb", "mlflow": "sqlalchemy"}  # package that reading back needs
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def resumed(tmp_path_factory):
     """The folder of a run that was killed after rounds 1 and 3, its lines of metrics, where services keep theirs."""
     home = tmp_path_factory.mktemp("trackers")
     places = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
-              "TRACKIO_DIR": str(home / "trackio"), "OMP_NUM_THREADS": "1"}  # fmt: skip
+              "OMP_NUM_THREADS": "1"}  # fmt: skip
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, **places, "PYTHONPATH": paths}
     names = ["csv", *(name for name, package in REMOTE.items() if find_spec(package)), "tensorboard"]
@@ -185,26 +185,6 @@ def test_mlflow_has_every_round_once(resumed):
     assert run.data.params["method.name"] == "ferret" and run.data.tags["summary.weights_digest"] == digest(home)
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert files == {"recipe.toml", "metrics.jsonl", "model.orbit", "summary.json"}
-
-
-@pytest.mark.slow
-def test_trackio_has_every_round_once(resumed):
-    pytest.importorskip("trackio", reason="the extra trackio is not installed")
-    home, losses = resumed
-    code = """
-import json, sys
-from trackio.sqlite_storage import SQLiteStorage
-(name,) = SQLiteStorage.get_runs("fedseed")
-logs, config = SQLiteStorage.get_logs("fedseed", name), SQLiteStorage.get_run_config("fedseed", name)
-print(json.dumps({"name": name, "logs": logs, "config": config}))
-"""  # the store's place is settled when the package is imported
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "TRACKIO_DIR": str(home / "trackio")}, capture_output=True
-    )
-    found = json.loads(done.stdout)
-    assert found["name"] == mine(home / "run", "trackio") and found["config"]["method.name"] == "ferret"
-    assert [(row["step"], row["loss"]) for row in found["logs"] if "loss" in row] == losses
-    assert [row["summary/final/loss"] for row in found["logs"] if "summary/final/loss" in row] == [losses[-1][1]]
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from fedseed.tracking.base import Start, Tracker, Trackers
 from fedseed.tracking.csv import CSV
 from fedseed.tracking.mlflow import MLflow
 from fedseed.tracking.tensorboard import TensorBoard
-from fedseed.tracking.trackio import Trackio
 from fedseed.tracking.wandb import WandB
 
 TRACKERS: tuple[type[Tracker], ...] = tuple(classes_in(__name__, Tracker))
@@ -16,6 +15,4 @@ REGISTRY: Registry[type[Tracker]] = Registry(
     lambda thing: check_class(thing, Tracker),
 )
 
-__all__ = [
-    "CSV", "REGISTRY", "TRACKERS", "MLflow", "Start", "TensorBoard", "Tracker", "Trackers", "Trackio", "WandB",
-]  # fmt: skip
+__all__ = ["CSV", "REGISTRY", "TRACKERS", "MLflow", "Start", "TensorBoard", "Tracker", "Trackers", "WandB"]

@@ -1,22 +1,18 @@
-"""What trackers share whose runs live elsewhere: W&B, MLflow, Trackio.
+"""What trackers share whose runs live elsewhere: W&B and MLflow.
 
 A run that is resumed goes on in the same run there, whose name is kept in tracking.json in the run's folder. No round
 is sent twice and none is missing: what is there already, the service says.
 """
 
 import json
-import sys
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import redirect_stdout
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from pydantic import PositiveInt, PrivateAttr
 
 from fedseed.durable import write_whole
-from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars, slashed
+from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars
 
 FILE = "tracking.json"
 
@@ -84,20 +80,3 @@ class RemoteTracker(Tracker):
     @abstractmethod
     def send_files(self, files: Sequence[Path]) -> None:
         """Send what the run leaves."""
-
-
-class LoggingTracker(RemoteTracker):
-    """A tracker whose package has runs that log tables and artefacts: W&B and Trackio."""
-
-    _run: Any = PrivateAttr(None)
-
-    def send(self, number: int, values: dict[str, float]) -> None:
-        self._run.log(slashed(values), step=number)
-
-    def send_files(self, files: Sequence[Path]) -> None:
-        """Send one artefact with all files; the same files again make no new version."""
-        made = import_module(str(self.package)).Artifact(f"run-{self._run_id}", type="fedseed-run")
-        for file in files:
-            made.add_file(str(file))
-        with redirect_stdout(sys.stderr):  # what a package prints is not what the command prints
-            self._run.log_artifact(made)

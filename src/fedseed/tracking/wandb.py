@@ -7,18 +7,20 @@ folder's place: there is one, it is complete, and `wandb sync` makes one run of 
 
 import os
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from fedseed.tracking.base import Start, scalars, slashed
-from fedseed.tracking.remote import LoggingTracker
+from fedseed.tracking.remote import RemoteTracker
 
 
-class WandB(LoggingTracker):
+class WandB(RemoteTracker):
     """Curves over rounds, the recipe as configuration, the summary, and the run's files as an artefact.
 
     Args (besides those of `RemoteTracker`):
@@ -36,6 +38,8 @@ class WandB(LoggingTracker):
     mode: Literal["online", "offline", "disabled"] | None = None
     group: str | None = None
     tags: list[str] = Field(default_factory=list)
+
+    _run: Any = PrivateAttr(None)
 
     def open(self, run: Start, known: str | None) -> tuple[str, int]:
         """Begin a run with an id of our own choice: whoever has the id goes on with it."""
@@ -62,6 +66,19 @@ class WandB(LoggingTracker):
                 if folder != session and folder.name.split("-")[3] == identity:  # ...-ID, and -1 in the same second
                     shutil.rmtree(folder)
         return identity, self._run.step - 1 if self._run.resumed else -1
+
+    def send(self, number: int, values: dict[str, float]) -> None:
+        self._run.log(slashed(values), step=number)
+
+    def send_files(self, files: Sequence[Path]) -> None:
+        """Send one artefact with all files; the same files again make no new version."""
+        import wandb
+
+        made = wandb.Artifact(f"run-{self._run_id}", type="fedseed-run")
+        for file in files:
+            made.add_file(str(file))
+        with redirect_stdout(sys.stderr):  # what a package prints is not what the command prints
+            self._run.log_artifact(made)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         texts = {key: value for key, value in summary.items() if isinstance(value, str)}
