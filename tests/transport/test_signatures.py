@@ -87,7 +87,7 @@ def test_a_chain_takes_each_entry_once_and_in_its_place(keys):
     assert found == [b"one", b"two", b"two", b"three"] and reading.checks
 
 
-def test_what_a_consumer_delivers_a_thousand_times_is_checked_once(keys, monkeypatch):
+def test_what_stands_in_the_log_a_thousand_times_is_checked_once(keys, monkeypatch):
     coordinator, a = read(keys, "coordinator"), read(keys, "a")
     writing, checked, fits = Chain(coordinator, "log"), [], signatures._fits
 

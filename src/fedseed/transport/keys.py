@@ -152,24 +152,14 @@ def permissions(subjects: Subjects, clients: Sequence[str]) -> tuple[list[str], 
         clients: the clients; replies and the object store go by the name of the first in the recipe's order, so that
             each of them is allowed.
     """
-    down = f"OBJ_{subjects.bucket()}"
-    publish = [
-        f"$JS.API.STREAM.INFO.{down}",
-        f"$JS.API.STREAM.MSG.GET.{down}",
-        f"$JS.API.CONSUMER.CREATE.{down}.>",  # named in the subject: so names are no longer than one
-        f"$JS.API.CONSUMER.CREATE.{subjects.stream}.>",
-        "$JS.API.STREAM.NAMES",
-        f"$JS.FC.{subjects.stream}.>",
-        f"$JS.FC.{down}.>",
-    ]
-    subscribe = [subjects.down]
+    publish = [f"$JS.API.STREAM.MSG.GET.{stream}" for stream in (subjects.stream, f"OBJ_{subjects.bucket()}")]
+    subscribe = [subjects.down, subjects.entries]
     for client in clients:
         own = subjects.bucket(client)
         publish += [
             subjects.up(client, ">"),
             f"$O.{own}.>",
             f"$JS.API.STREAM.INFO.OBJ_{own}",
-            f"$JS.API.STREAM.MSG.GET.OBJ_{own}",
             f"$JS.API.STREAM.PURGE.OBJ_{own}",
         ]
         subscribe.append(subjects.inbox(client) + ".>")

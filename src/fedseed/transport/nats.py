@@ -30,9 +30,6 @@ from fedseed.transport.nats_log import REQUEST_SECONDS, NatsLogWriter, is_missin
 from fedseed.transport.server_log import ServerLog, key_names
 from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects, name_of
-from fedseed.transport.warden import Warden
-
-DELIVERED = "the server was to deliver the run's log or objects to others"
 
 
 class NatsTransport(Transport):
@@ -94,8 +91,6 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         self._log = log
         self._rejected: Rejected = lambda who, what: None
         self._pulse = Pulse(self._clients)
-        readable = (subjects.stream, f"OBJ_{subjects.bucket()}")  # by whoever has a client's key
-        self._warden = Warden(own, readable, f"{subjects.root}.in.", lambda: self._rejected("somebody", DELIVERED))
         self._head: tuple[int, bytes] | None = None  # of the log's chain, at an entry
         self._hearing: Hearing | None = None  # once it listens
         self._questions: Questions | None = None
@@ -116,7 +111,6 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         self._hearing = Hearing(clients, subjects, self.signatures, receive, answers, rejected)
         for part in (self._questions, self._hearing, self._pulse):
             await part.begin()
-        self._warden.begin()
         with explained("the server does not answer"):
             for connection in (askers, clients):
                 await settled(connection)
@@ -160,6 +154,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
             last, settings = 0, api.StreamConfig(
                 name=self.subjects.stream, subjects=[self.subjects.log], storage=api.StorageType.FILE,
                 num_replicas=copies, allow_direct=False, deny_delete=True, deny_purge=True,
+                republish=api.RePublish(src=self.subjects.log, dest=self.subjects.entries),
             )  # fmt: skip
             with explained(f"the log of run {self.subjects.run} can't be made"):
                 await self.connection.jetstream(timeout=REQUEST_SECONDS).add_stream(settings)
@@ -205,7 +200,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
                     await stream.delete_stream(name)
 
     async def close(self) -> None:
-        for part in (self._warden, self._pulse, self._hearing, self._questions):
+        for part in (self._pulse, self._hearing, self._questions):
             if part is not None:
                 await part.stop()
         for connection in (self._askers, self._clients):

@@ -63,6 +63,10 @@ class Guarded(Client):
         except (ValueError, IndexError):
             return None
 
+    async def headers_in(self, data: bytes) -> dict[str, str] | None:
+        """Returns the headers that a server gives as bytes; None: there are none, or none that can be read."""
+        return await self._process_headers(data)
+
     def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
     ) -> Coroutine[Any, Any, None]:

@@ -96,8 +96,9 @@ class NatsEnd(End):
 
     def _follow(self, reader: LogReader) -> Stop:
         following = NatsFollowing(
-            self.connection, self.subjects.stream, reader, reader.first, stopped=self._followers.remove
-        )
+            self.connection, self.subjects.stream, reader, reader.first, live=self.subjects.entries,
+            stopped=self._followers.remove,
+        )  # fmt: skip
         self._followers.append(following)
         return following.stop
 
@@ -122,7 +123,7 @@ class NatsEnd(End):
             self._events.noted(text)
 
     def restart(self) -> None:
-        """The connection was interrupted: whatever consumers there were may be gone."""
+        """The connection was interrupted: the streams that are read are asked again."""
         for following in (*self._followers, *self.objects.readers):
             following.restart()
 
@@ -166,8 +167,6 @@ class NatsClient(NatsEnd, ClientEnd):
     async def listen(self, take: Callable[[bytes], None]) -> None:
 
         async def deliver(message: Msg) -> None:
-            if not message.data or message.reply.startswith("$JS"):  # a heartbeat, or delivered from a stream
-                return
             if self.signatures.of_coordinator(message.subject, message.data, message.headers):
                 take(message.data)
             else:

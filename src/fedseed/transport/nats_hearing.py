@@ -32,7 +32,6 @@ STATUS_SECONDS = 0.1  # for which an answer about the status is given again: man
 ANSWERS = 20  # to single askers in that time; all who ask beyond them get one together
 PENDING_QUESTIONS = 4 << 20  # bytes of questions for the status that wait: questions may be empty
 UNSENT_BYTES = 1 << 20  # of answers, beyond which nobody is answered until they are on their way
-CONSUMER = "$JS"  # what a stream delivers has a reply subject that begins with this
 ELSEWHERE = "a question for the status that is to be answered elsewhere than in an inbox for it"
 TOO_MANY = "one of too many messages at once: it was not looked at"
 
@@ -138,7 +137,6 @@ class Hearing(Working):
         self._receive = receive
         self._answer = answer
         self._rejected = rejected
-        self._root = [*subjects.root.split("."), "up"]
         self._turns = Turns[_Said](PENDING_BYTES, lambda said: self.dropped(said.sender))
 
     async def begin(self) -> None:
@@ -150,10 +148,6 @@ class Hearing(Working):
     async def _take(self, message: Msg) -> None:
         """Puts a message that has come in its line, if it can be somebody's; rejects it otherwise."""
         parts = message.subject.split(".")
-        heartbeat = message.headers is not None and "Status" in message.headers
-        if message.reply.startswith(CONSUMER) or heartbeat or parts[:-2] != self._root:
-            self._rejected("a consumer", "not sent by a client: delivered from a stream")
-            return
         sender = name_of(parts[-2])
         if sender is None:
             self._rejected("somebody", "a message in the name of nobody")

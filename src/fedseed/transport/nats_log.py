@@ -1,37 +1,39 @@
 """Reading a JetStream stream in order, whatever happens; and a run's log, which is one, and what appends to it."""
 
 import asyncio
-import secrets
+import base64
+import json
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js import api
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import NetworkError
 from fedseed.transport.base import Fenced, Interrupted, LogLostError, LogOlderError, LogWriter, Take, end_task
+from fedseed.transport.nats_connection import Guarded
 from fedseed.transport.signatures import Chain, signature_in
 from fedseed.transport.subjects import Subjects
 
 REQUEST_SECONDS = 5.0
-HEARTBEAT_SECONDS = 2.0  # of a consumer
-SILENCE_SECONDS = 2.5 * HEARTBEAT_SECONDS  # after which a consumer is taken for gone
+ANSWER_SECONDS = 30.0  # for a message that was asked for, behind others
+MOST_ASKED = 256  # messages at a time
+ASKED_BYTES = 2 << 20  # of messages that are asked for at a time
+SILENCE_SECONDS = 5.0  # after which a stream is asked whether there is more
 MISSING_SECONDS = 1.0  # for which a stream must have been missing: `serve --fresh` makes it again at once
 LOST_SECONDS = 3600.0  # for which one that was lost is waited for, as interruptions are
 READING_SECONDS = 60.0  # for what stands in a log already
 PENDING_BYTES = 32 * 1024 * 1024  # of messages that wait to be looked at; what a flood brings beyond is dropped
-WRONG_LAST_SEQUENCE = 10071
+NO_MESSAGE, WRONG_LAST_SEQUENCE = 10037, 10071
 OVER = "the run is over"  # the description of a stream that was ended
-STORED = "$JS.ACK."  # what the reply subject of a stream's message begins with; of control messages it does not
 
 
-async def is_missing(connection: Client, stream: str) -> bool:
+async def is_missing(connection: Guarded, stream: str) -> bool:
     """Whether the server has no such stream, and still has none a moment later.
 
     Raises:
@@ -49,12 +51,25 @@ async def is_missing(connection: Client, stream: str) -> bool:
     return True
 
 
+class Stored(NamedTuple):
+    """A message of a stream."""
+
+    sequence: int
+    data: bytes
+    headers: dict[str, str] | None
+
+    def same(self, other: "Stored") -> bool:
+        """Whether it is this message, which may have come in another way: the server adds headers where it repeats."""
+        mine, others = (signature_in(message.headers) for message in (self, other))
+        return (self.sequence, self.data, mine) == (other.sequence, other.data, others)
+
+
 class Reader:
     """What a stream's messages are given to."""
 
     overlaps = False  # whether its last message must still be there when it is read on after an interruption
 
-    def take(self, sequence: int, message: Msg) -> None:
+    def take(self, message: "Stored") -> None:
         """The next message."""
 
     def caught_up(self) -> None:
@@ -68,150 +83,147 @@ class Reader:
 
 
 class NatsFollowing:
-    """Reads a stream.
+    """Reads a stream, without a consumer on the server.
 
-    An ephemeral consumer pushes messages to an inbox. A gap, or silence where heartbeats should be, makes a new one
-    that begins with the next message; or with the last, to see whether a server came back with an older stream.
+    Messages are asked for by number, many at a time. What is stored later the server repeats under a subject (`live`):
+    it is taken if it is the next. Anything else, silence, or an interruption has the stream asked again, from the last
+    message on where that must still be there: so it is seen whether a server came back with an older stream.
 
     Args:
         connection: to NATS.
         stream: the stream's name.
         reader: gets the messages.
         after: the last message that is known already.
-        subject: of the messages; None: all.
+        subject: of the messages.
+        live: the subject under which the server repeats what it stores; None: nowhere.
         stopped: told when it has stopped.
     """
 
     def __init__(
-        self,
-        connection: Client,
-        stream: str,
-        reader: Reader,
-        after: int = 0,
-        subject: str | None = None,
-        stopped: Callable[["NatsFollowing"], Any] = lambda following: None,
-    ) -> None:
+        self, connection: Guarded, stream: str, reader: Reader, after: int = 0, subject: str = ">",
+        live: str | None = None, stopped: Callable[["NatsFollowing"], Any] = lambda following: None,
+    ) -> None:  # fmt: skip
         self._connection = connection
         self._stream = stream
         self._reader = reader
         self.last = self._after = after
-        self._known: Msg | None = None  # the last message, where it must still be there
+        self._known: Stored | None = None  # the last message, where it must still be there
+        self._sure = -1  # after how many interruptions it was seen to follow what was known
         self._subject = subject
+        self._live = live
         self._stopped = stopped
-        self._generation = 0
-        self._heard = 0.0
         self._subscription: Any = None
         self._again = asyncio.Event()
+        self._asking: asyncio.Task[None] | None = None
         self._watch = asyncio.create_task(self._keep_going())
 
     def restart(self) -> None:
-        """The connection was interrupted: whatever consumer there was may be gone."""
+        """The connection was interrupted: answers may be lost, and the stream may be another."""
         self._again.set()
+        if self._asking is not None:
+            self._asking.cancel()
 
     async def stop(self) -> None:
         """End; again is fine."""
         if self._watch.done():
             return
-        self._generation += 1  # what is on its way already is not handed out
+        self._sure = -1  # what is on its way already is not handed out
         await end_task(self._watch)
-        await self._drop()
+        if self._asking is not None:
+            await end_task(self._asking)
+        if self._subscription is not None:
+            with suppress(nats.errors.Error):
+                await self._subscription.unsubscribe()
         self._stopped(self)
 
     async def _keep_going(self) -> None:
         while True:
             self._again.clear()
             try:
-                await self._begin()
+                if self._live is not None and self._subscription is None:
+                    self._subscription = await self._connection.subscribe(
+                        self._live, cb=self._deliver, pending_bytes_limit=PENDING_BYTES
+                    )
+                self._asking = asyncio.create_task(self._catch_up())
+                await asyncio.wait({self._asking})
+                if self._asking.cancelled():
+                    continue
+                self._asking.result()
             except NotFoundError:
                 self._reader.missing()
                 await asyncio.sleep(0.5)
                 continue
-            except (TimeoutError, nats.errors.Error, APIError, NoStreamResponseError):
+            except (TimeoutError, nats.errors.Error, APIError, NoStreamResponseError, ValueError, LookupError):
                 await asyncio.sleep(0.2)
                 continue
-            while not self._again.is_set() and time.monotonic() < self._heard + SILENCE_SECONDS:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._again.wait(), HEARTBEAT_SECONDS / 4)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    await self._again.wait()
 
-    async def _begin(self) -> None:
-        await self._drop()
-        self._generation += 1
-        generation, known = self._generation, self._known  # messages may come before the answer that says how many do
-        inbox = self._connection.new_inbox()
-        deliver = self._delivery(generation)
-        self._subscription = await self._connection.subscribe(inbox, cb=deliver, pending_bytes_limit=PENDING_BYTES)
-        self._heard = time.monotonic()
-        made = await self._connection.jetstream(timeout=REQUEST_SECONDS).add_consumer(
-            self._stream,
-            api.ConsumerConfig(
-                name=secrets.token_hex(8),
-                deliver_subject=inbox,
-                deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=self.last + (known is None),
-                filter_subject=self._subject,
-                ack_policy=api.AckPolicy.NONE,
-                max_deliver=1,
-                mem_storage=True,
-                num_replicas=1,
-                flow_control=True,
-                idle_heartbeat=HEARTBEAT_SECONDS,
-            ),
-        )
-        self._heard = time.monotonic()
-        if not made.num_pending:  # as it was before anything was delivered
-            if known is None:
-                self._reader.caught_up()
-            elif generation == self._generation:
-                self._set_back()
+    async def _catch_up(self) -> None:
+        """Ask for all that stands there. Raises NotFoundError where there is no such stream."""
+        asked: deque[asyncio.Task[Stored | None]] = deque()
+        known, interruptions = self._known, self._interruptions
+        ahead, largest, following = 1, 1, self.last + (known is None)
+        try:
+            while True:
+                while len(asked) < ahead:
+                    asked.append(asyncio.create_task(self._get(following)))
+                    following += 1
+                await asyncio.wait({asked[0]})
+                found = asked.popleft().result()
+                if known is not None:
+                    if found is None or not found.same(known):
+                        self._set_back()
+                        return
+                    known = None
+                elif found is None:
+                    break
+                elif found.sequence > self.last:
+                    self._hand_out(found)
+                self._sure = interruptions
+                largest = max(largest, len(found.data))
+                ahead = max(1, min(2 * ahead, MOST_ASKED, ASKED_BYTES // largest))
+        finally:
+            for task in asked:
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is not asked for
+                task.cancel()
+        self._sure = interruptions
+        self._reader.caught_up()
+
+    @property
+    def _interruptions(self) -> int:
+        return self._connection.stats["reconnects"]
+
+    async def _get(self, sequence: int) -> "Stored | None":
+        """The message of this number, or the first after it; None: there is none. Raises nats' errors."""
+        asked = json.dumps({"seq": sequence, "next_by_subj": self._subject}).encode()
+        subject = f"$JS.API.STREAM.MSG.GET.{self._stream}"
+        answer = json.loads((await self._connection.request(subject, asked, timeout=ANSWER_SECONDS)).data)
+        if "error" in answer:
+            if answer["error"].get("err_code") == NO_MESSAGE:
+                return None
+            APIError.from_error(answer["error"])  # raises it
+        message = answer["message"]
+        headers = await self._connection.headers_in(base64.b64decode(message.get("hdrs", "")))
+        return Stored(int(message["seq"]), base64.b64decode(message.get("data", "")), headers)
+
+    async def _deliver(self, message: Msg) -> None:
+        """What the server repeats of what it has stored."""
+        number = (message.headers or {}).get("Nats-Sequence", "")[:20]
+        if self._sure == self._interruptions and number == str(self.last + 1):
+            self._hand_out(Stored(self.last + 1, message.data, message.headers))
+        else:
+            self._again.set()
+
+    def _hand_out(self, message: "Stored") -> None:
+        self.last, self._known = message.sequence, message if self._reader.overlaps else None
+        self._reader.take(message)
 
     def _set_back(self) -> None:
-        self._generation += 1
-        self.last, self._known = self._after, None
+        self.last, self._known, self._sure = self._after, None, -1
         self._reader.set_back()
         self._again.set()
-
-    def _delivery(self, generation: int) -> Callable[[Msg], Awaitable[None]]:
-        """What takes the messages of one consumer."""
-        expected = 1
-
-        async def deliver(message: Msg) -> None:
-            nonlocal expected
-            if generation != self._generation:
-                return
-            self._heard = time.monotonic()
-            if not message.reply.startswith(STORED):  # a heartbeat, or a question whether we keep up; not one stored
-                headers = message.headers or {}
-                reply = message.reply or headers.get("Nats-Consumer-Stalled")
-                if reply:
-                    await self._connection.publish(reply)
-                delivered = headers.get("Nats-Last-Consumer")
-                if delivered is not None and int(delivered) >= expected:
-                    self._again.set()
-                return
-            fields = message.reply.split(".")
-            sequence, number, pending = int(fields[-4]), int(fields[-3]), int(fields[-1])
-            if number != expected:
-                self._again.set()
-                return
-            expected += 1
-            if number == 1 and (known := self._known) is not None:
-                there = sequence, message.data, signature_in(message.headers)
-                if there != (self.last, known.data, signature_in(known.headers)):
-                    self._set_back()
-                    return
-            else:
-                self.last, self._known = sequence, message if self._reader.overlaps else None
-                self._reader.take(sequence, message)
-            if not pending:
-                self._reader.caught_up()
-
-        return deliver
-
-    async def _drop(self) -> None:
-        if self._subscription is not None:
-            with suppress(nats.errors.Error):
-                await self._subscription.unsubscribe()
-            self._subscription = None
 
 
 class LogReader(Reader):
@@ -246,13 +258,13 @@ class LogReader(Reader):
         self._missing: float | None = None  # since when
         self._lost_since: float | None = None  # when it was said to be lost
 
-    def take(self, sequence: int, message: Msg) -> None:
-        if self._until is not None and sequence > self._until:
+    def take(self, message: Stored) -> None:
+        if self._until is not None and message.sequence > self._until:
             return
         if not self.chain.take(message.data, message.headers):
             self._foreign()
-        elif sequence > self._after:
-            self._take(sequence, message.data)
+        elif message.sequence > self._after:
+            self._take(message.sequence, message.data)
 
     def set_back(self) -> None:
         self.chain.head = self._begins
@@ -291,7 +303,7 @@ class NatsLogWriter(LogWriter):
 
     def __init__(
         self,
-        connection: Client,
+        connection: Guarded,
         subjects: Subjects,
         last: int,
         chained: Callable[[], Awaitable[Chain]],

@@ -16,13 +16,12 @@ import time
 from contextlib import suppress
 
 import nats.errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.js import api
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import MessageError, NetworkError
-from fedseed.transport.nats_log import NatsFollowing, Reader
+from fedseed.transport.nats_connection import Guarded
+from fedseed.transport.nats_log import NatsFollowing, Reader, Stored
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
 
@@ -46,7 +45,7 @@ class Objects:
         signatures: sign this side's chunks, and check the other's.
     """
 
-    def __init__(self, connection: Client, subjects: Subjects, signatures: Signatures) -> None:
+    def __init__(self, connection: Guarded, subjects: Subjects, signatures: Signatures) -> None:
         self._connection = connection
         self._subjects = subjects
         self._signatures = signatures
@@ -150,7 +149,7 @@ class Objects:
         """
         reading = _Reading(self._subjects.chunks(owner, name), name, size, owner, self._signatures)
         stream = f"OBJ_{self._subjects.bucket(owner)}"
-        following = NatsFollowing(self._connection, stream, reading, 0, reading.subject)
+        following = NatsFollowing(self._connection, stream, reading, subject=reading.subject)
         self.readers.add(following)
         try:
             return await asyncio.wait_for(reading.found, PATIENCE_SECONDS)
@@ -184,7 +183,7 @@ class _Reading(Reader):
         self._there = 0  # bytes of them
         self._why = f"the object {name} can't be had: it is not there"
 
-    def take(self, sequence: int, message: Msg) -> None:
+    def take(self, message: Stored) -> None:
         place = _PLACE.fullmatch((message.headers or {}).get(PLACE, ""))
         if self.found.done() or place is None:
             return

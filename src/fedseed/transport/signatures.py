@@ -191,7 +191,7 @@ class Chain:
 
     def __init__(self, signatures: Signatures, subject: str) -> None:
         self.head = b""  # the signature of the last entry that counts
-        self._others: set[bytes] = set()  # what did not count; a consumer may deliver it a thousand times
+        self._others: set[bytes] = set()  # what did not count; it may stand there a thousand times
         self._after = b""  # after which entry that was
         self._signatures = signatures
         self._subject = subject

@@ -1,6 +1,7 @@
 """The names that a run has on a NATS server.
 
 fedseed.RUN.log                 the run's stream: entries, in order, durable
+fedseed.RUN.entries             the server's, who repeats each entry that it has stored
 fedseed.RUN.down                coordinator to everybody, not kept
 fedseed.RUN.up.CLIENT.WHAT      from a client: only CLIENT may publish here
 fedseed.RUN.status              questions for the status
@@ -66,6 +67,7 @@ class Subjects:
         self.root = f"fedseed.{run}"  # what all subjects of the run begin with
         self.stream = f"fedseed--{run}"
         self.log = f"{self.root}.log"  # the stream's subject
+        self.entries = f"{self.root}.entries"  # what is stored there, repeated
         self.down = f"{self.root}.down"  # coordinator to everybody
         self.status = f"{self.root}.status"  # questions to the coordinator
         self.statuses = f"{self.inbox('watcher')}.all"  # answers to all who ask at once; watchers read their inboxes

@@ -1,4 +1,4 @@
-"""What a hostile client does to the server: objects, consumers, any subject its key allows, bytes that are no text."""
+"""What a hostile client does to the server: objects, any subject its key allows, bytes that are no text."""
 
 import asyncio
 import base64
@@ -9,7 +9,7 @@ from contextlib import suppress
 from fedseed.errors import FedseedError
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import Stored
-from support.hostile.damage import damaged_json, evil
+from support.hostile.damage import damaged_json
 
 EVIL_HEADERS = (
     b"NATS/1.0 \xff\xfe\r\n\r\n", b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\n\xff\xfe: x\r\n\r\n", b"NATS/1.0",
@@ -33,7 +33,7 @@ def targets(subjects, honest):
     api, down = "$JS.API", f"OBJ_{subjects.bucket()}"
     theirs = subjects.bucket(honest)
     return [
-        *[subjects.log] * 8, *[subjects.down] * 3, subjects.status,
+        *[subjects.log] * 8, subjects.entries, *[subjects.down] * 3, subjects.status,
         subjects.up(honest, "update"), subjects.up(honest, "hello"), subjects.up(honest, "report"),
         f"{subjects.inbox(honest)}.x.y", f"{subjects.inbox('coordinator')}.x.y", f"{subjects.inbox('watcher')}.x.y",
         f"$O.{subjects.bucket()}.M.c3RlcC0x", f"$O.{subjects.bucket()}.C.x", f"$O.{theirs}.M.dXBkYXRl",
@@ -101,31 +101,6 @@ async def chunk(bad, name, size):
     await bad.wire.publish(subject, data, headers=bad.rng.choice([None, first + lines + b"\r\n", *EVIL_HEADERS[:8]]))
 
 
-async def consumer(bad, number, attempt):
-    """Let the server deliver the log, or its own words, where they do harm."""
-    stream = bad.rng.choice([bad.subjects.stream, f"OBJ_{bad.subjects.bucket()}"])
-    mine = [bad.subjects.up(bad.name, what) for what in ("update", "hello", "report")]
-    config = {"deliver_subject": bad.rng.choice([*bad.targets, *mine]), "ack_policy": "none", "mem_storage": True,
-              "deliver_policy": bad.rng.choice(["all", "last", "new"]), "inactive_threshold": 5 * 10**9}  # fmt: skip
-    if bad.rng.random() < 0.6:
-        config.update(flow_control=True, idle_heartbeat=100_000_000)
-    if bad.rng.random() < 0.3:
-        config.update(ack_policy="explicit", ack_wait=100_000_000, headers_only=bad.rng.random() < 0.5)
-    if bad.rng.random() < 0.1:
-        config[bad.rng.choice(["opt_start_seq", "filter_subject", "durable_name", "name", "max_deliver"])] = "@"
-    reply = bad.rng.choice([f"{bad.wire.inbox}.r", *bad.targets])
-    subject = f"$JS.API.CONSUMER.CREATE.{stream}"
-    if bad.rng.random() < 0.8:  # named in the subject, as keys allow it; some names fill a line
-        config["name"] = f"{bad.rng.getrandbits(32):08x}" + "a" * bad.rng.choice([0, 0, 0, 300, 3000, 3900])
-        subject += f".{config['name']}"
-        if bad.rng.random() < 0.5:
-            config["filter_subject"] = f"{bad.subjects.root}.>"
-            subject += f".{config['filter_subject']}"
-    request = json.dumps({"stream_name": stream, "config": config}).replace('"@"', evil(bad.rng))
-    data = request.encode("utf-8", "surrogatepass")[:900_000]
-    await bad.wire.publish(subject, data, reply)
-
-
 async def any_subject(bad, number, attempt):
     """Anything, to whatever its key may publish to, with a reply subject of somebody else; often a right hello."""
     subject, hello = bad.subjects.up(bad.name, "hello"), json.dumps(bad.about("hello", number)).encode()
@@ -159,7 +134,8 @@ async def foreign_subject(bad, number, attempt):
     bad.foreign += 2
     theirs = bad.rng.choice([bad.subjects.log, bad.subjects.down, bad.subjects.up(bad.honest, "update"),
                              f"$O.{bad.subjects.bucket()}.M.x", f"$O.{bad.subjects.bucket(bad.honest)}.M.x",
-                             f"$JS.API.STREAM.DELETE.{bad.subjects.stream}"])  # fmt: skip
+                             f"$JS.API.STREAM.DELETE.{bad.subjects.stream}",
+                             f"$JS.API.CONSUMER.CREATE.{bad.subjects.stream}.x"])  # fmt: skip
     await bad.wire.publish(theirs, b"T" + bytes(60))
     await bad.wire.subscribe(bad.rng.choice([f"{bad.subjects.root}.>", f"{bad.subjects.inbox(bad.honest)}.>"]))
 
@@ -178,5 +154,5 @@ async def too_large(bad, number, attempt):
     await bad.send("update", Stored("great", FRAME_BYTES + (8 << 20), frame).encode())
 
 
-ACTS = {reference: 4, consumer: 4, any_subject: 6, raw_bytes: 2, foreign_subject: 2}
+ACTS = {reference: 4, any_subject: 8, raw_bytes: 2, foreign_subject: 2}
 HEAVY = {too_large: 1}

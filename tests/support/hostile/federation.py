@@ -37,7 +37,7 @@ MEMORY = 150 * 10**6  # bytes of the coordinator
 COMPUTED = 1.0  # its processor seconds between a question for the status and the answer: the clock is the machine's
 PATIENCE, PAUSE = 60.0, 0.25  # seconds for an answer, and between questions
 SAID = 200_000  # characters on its terminal
-NOBODY = ("watcher", "a watcher", "a consumer", "somebody")  # the server's own words and deliveries prove no author
+NOBODY = ("watcher", "a watcher", "somebody")  # the server's own words prove no author
 PERHAPS = ("somebody at ", "somebody as ")  # an address, or a name that nobody has proven
 LATE = re.compile(  # what is said of an honest client's answer that comes twice, or when its round is over
     r"has answered round|no round is open|round \d+ was expected, round \d+ came|round \d+ attempt \d+ is not open"
