@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
@@ -100,6 +100,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     """A word is a token."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary())}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B:1", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

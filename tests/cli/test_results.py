@@ -240,8 +240,7 @@ def test_what_is_generated_is_what_the_model_finds_likeliest(place, exported, sm
     import copy
 
     model = PeftModel.from_pretrained(copy.deepcopy(model), exported / "fedit").eval()
-    ids = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
-    ids += tokenizer("Say north 3.", add_special_tokens=False)["input_ids"]
+    ids = tokenizer("Say north 3.")["input_ids"]
     start = len(ids)
     with torch.no_grad():
         while len(ids) < start + 5 and ids[-1] != tokenizer.eos_token_id:

@@ -171,7 +171,8 @@ def test_without_a_template_chats_are_plain_text_and_that_is_said(small):
         prepared(tokenizer, MESSAGES, writing="own")
     template = "{% for m in messages %}{{ m.role + ':' + m.content + '</s>' }}{% endfor %}"
     (item,) = prepared(tokenizer, MESSAGES[1:3], writing="given", template=template)
-    assert learnt(tokenizer, item) == [tokenizer.decode(tokenizer(f"assistant:{ANSWERS[0]}</s>").input_ids)]
+    answer = tokenizer(f"assistant:{ANSWERS[0]}</s>", add_special_tokens=False).input_ids
+    assert learnt(tokenizer, item) == [tokenizer.decode(answer)]
 
 
 def test_a_slow_tokenizer_is_refused(tokenizers):

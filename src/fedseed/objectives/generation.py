@@ -8,7 +8,7 @@ import torch
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.models import adapters
-from fedseed.objectives.tokens import longest_input
+from fedseed.objectives.tokens import beginning, longest_input
 
 Turns = Sequence[Mapping[str, str]]  # {"role": ..., "content": ...} each
 
@@ -53,8 +53,8 @@ class Writer:
 
     def after(self, prompt: str, writing: Writing) -> str:
         """What follows a prompt, which the model sees as training has shown it prompts: as it stands."""
-        start = [] if self._encodes or self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
-        return self._write(start + self._ids(prompt, self._encodes), writing)
+        start = () if self._encodes else beginning(self.tokenizer)
+        return self._write([*start, *self._ids(prompt, self._encodes)], writing)
 
     def answer(self, turns: Turns, writing: Writing) -> str:
         """The assistant's next turn, by the tokenizer's chat template.

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedseed.errors import RecipeError
 from fedseed.models import adapters
 from fedseed.objectives.chats import ChatTemplate
-from fedseed.objectives.tokens import Tokens, Truncate, fitted, padded
+from fedseed.objectives.tokens import Tokens, Truncate, beginning, fitted, padded
 from fedseed.tasks.chats import answers_of, plain_form
 from fedseed.tasks.data import Chat, ChatStyle, Choice, Example
 
@@ -112,10 +113,10 @@ def sums_of_rows(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 class CausalLM:
     """Next-token loss on the response only (and on the end-of-sequence token after it).
 
-    The sequence is BOS (if the tokenizer has one), prompt, response, EOS (or the example's own `stop`); prompt and
-    response are tokenised apart, so that the boundary does not depend on merges across it. Without a prompt all of the
-    text is learnt. A chat is what its tokenizer's template writes (`fedseed.objectives.chats`), with loss on what the
-    assistant says.
+    The sequence is what the tokenizer puts before any text (BOS or nothing, `fedseed.objectives.tokens.beginning`),
+    prompt, response, EOS (or the example's own `stop`); prompt and response are tokenised apart, so that the boundary
+    does not depend on merges across it. Without a prompt all of the text is learnt. A chat is what its tokenizer's
+    template writes (`fedseed.objectives.chats`), with loss on what the assistant says.
 
     Args:
         tokenizer: a `transformers` tokenizer with an EOS token.
@@ -137,11 +138,15 @@ class CausalLM:
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._templates: dict[str, ChatTemplate] = {}
 
+    @cached_property
+    def start(self) -> tuple[int, ...]:
+        """The tokens at the beginning of every text."""
+        return beginning(self.tokenizer)
+
     def prompt_ids(self, prompt: str) -> list[int]:
         """Ids of what stands before the response."""
-        start = [self.tokenizer.bos_token_id] if self.tokenizer.bos_token_id is not None else []
         ids: list[int] = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        return start + ids
+        return [*self.start, *ids]
 
     def prepare(self, examples: Sequence[Example]) -> list[Tokens]:
         """Tokenise; cut or drop what is longer than `max_length`.
@@ -159,7 +164,11 @@ class CausalLM:
             except ValueError as error:
                 refused.append(str(error))
                 continue
-            begins = int(made[0].ids[:1] == (self.tokenizer.bos_token_id,))
+            ids = made[0].ids
+            begins = max(  # a chat begins as its template wants it
+                len(self.start) if ids[: len(self.start)] == self.start else 0,
+                int(ids[:1] == (self.tokenizer.bos_token_id,)),
+            )
             cut = (fitted(tokens, self.max_length, self.truncate, begins) for tokens in made)
             kept = [one for pieces in cut for one in pieces if one.terms]
             self.dropped += not kept
@@ -269,7 +278,7 @@ class Choices(Scoring):
         if not all(options):
             raise ValueError(f"option {example.options[options.index([])]!r} has no token")
         over = len(prompt) + max(map(len, options)) - self.max_length
-        kept = int(prompt[:1] == [self.tokenizer.bos_token_id])
+        kept = len(self._language.start)
         if over > 0 and (self.truncate != "left" or len(prompt) - over <= kept):
             return None
         if over > 0:  # all options stand after the same prompt

@@ -10,6 +10,7 @@ from fedseed.models import adapters
 
 Span = tuple[int, int]  # the number of its first token, and of the first one after it
 Truncate = Literal["drop", "left", "right", "split"]
+PROBE = "a"  # any text
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,17 @@ class Tokens:
         return sum(end - begin for begin, end in self.learnt)
 
 
+def beginning(tokenizer: Any) -> tuple[int, ...]:
+    """Returns the tokens that a tokenizer puts before a text in plain transformers: BOS mostly, or none.
+
+    What is trained begins like that, and so does what the exported model is asked. That a tokenizer has a BOS token
+    says little: GPT-2's has one and puts it before no text.
+    """
+    whole, text = (tokenizer(PROBE, add_special_tokens=special)["input_ids"] for special in (True, False))
+    before = (at for at in range(len(whole) - len(text) + 1) if whole[at : at + len(text)] == text)
+    return tuple(whole[: next(before, 0)])
+
+
 def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]:
     """What is left of an example that may have `limit` tokens.
 
@@ -51,7 +63,7 @@ def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]
         tokens: the example.
         limit: tokens that there may be.
         how: what is cut.
-        kept: tokens at the beginning that stay (the beginning-of-sequence token).
+        kept: tokens at the beginning that stay (`beginning`).
 
     Returns:
         The example, or its pieces; none if it is left out.

@@ -14,6 +14,7 @@ from fedseed.orbit.card import Facts, Form, card
 from fedseed.orbit.header import Header
 
 HOLDS = ("config.json", "adapter_config.json")  # what a folder with a model has
+PROBES = ("a", "Say north 3.", "  Two blanks,\n\na tab\tand 12,345: caf\u00e9 \u4f60\u597d \U0001f426", "Yes </s>")
 
 
 def check_free(folder: Path) -> None:
@@ -26,6 +27,32 @@ def check_free(folder: Path) -> None:
         raise FedseedError(f"{folder} holds a model already: choose another folder with --out")
     if folder.exists() and not folder.is_dir():
         raise FedseedError(f"{folder} is a file: choose another folder with --out")
+
+
+def check_tokens(folder: Path, tokenizer: Any) -> None:
+    """Check that a tokenizer, as it was written, makes the tokens and chats of the one that was trained with.
+
+    Args:
+        folder: where it was written.
+        tokenizer: it; an image processor is not looked at.
+
+    Raises:
+        FedseedError: it does not.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return
+    written = AutoTokenizer.from_pretrained(folder)
+    for text in PROBES:
+        ours, theirs = (one(text)["input_ids"] for one in (tokenizer, written))
+        if ours != theirs:
+            raise FedseedError(
+                f"the exported tokenizer gives other tokens than the trained one ({text!r}: {theirs}, not {ours}): "
+                "the model would answer differently; nothing is written"
+            )
+    if written.chat_template != tokenizer.chat_template:
+        raise FedseedError("the exported tokenizer has another chat template than the trained one; nothing is written")
 
 
 def export_model(folder: Path, model: Any, processor: Any, header: Header, facts: Facts, merge: bool = False) -> None:
@@ -42,7 +69,8 @@ def export_model(folder: Path, model: Any, processor: Any, header: Header, facts
         merge: add an adapter's changes to the base's weights and write the whole model.
 
     Raises:
-        FedseedError: the folder holds a model; nothing is left half-written. Or `merge` without a LoRA adapter.
+        FedseedError: the folder holds a model; nothing is left half-written. Or `merge` without a LoRA adapter. Or the
+            tokenizer does not come out as it was.
     """
     check_free(folder)
     form: Form = "adapter" if adapters.is_installed(model) else "whole"
@@ -59,6 +87,7 @@ def export_model(folder: Path, model: Any, processor: Any, header: Header, facts
                 adapters.save(model, part)
             if processor is not None:
                 processor.save_pretrained(part)
+                check_tokens(part, processor)
             (part / "README.md").write_text(card(header, facts, form, kind), encoding="utf-8")  # peft's is empty
             mode = (part / "README.md").stat().st_mode  # by the umask; weights come readable by their owner alone
             for path in sorted(part.iterdir(), key=lambda path: path.name in HOLDS):  # what makes it a model comes last

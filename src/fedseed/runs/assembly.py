@@ -128,6 +128,7 @@ def build(
         if recipe.evaluates:
             evaluate, notes = evaluation_of(recipe, equipment, data, parts)
         more: dict[str, Any] = {"per_round": per_round, "attackers": attackers, "threads": threads}
+        more["chat_template"] = data.chat_template
         base = Path(recipe.model.base).expanduser()
         if recipe.model.base not in PACKAGED and not base.is_absolute() and base.is_dir():
             more["base_folder"] = str(base.resolve())  # the path means another place from elsewhere

@@ -77,7 +77,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         )
     positions = longest_input(model)
     room = None if positions is None else positions - adapters.virtual_tokens(adapter)
-    objective, measured, limit = _objective(recipe, kind, processor, room)
+    objective, measured, limit = _objective(recipe, data, kind, processor, room)
     return Equipment(model, processor, trainable, objective, kind, measured, limit, positions, digest, classes)
 
 
@@ -96,7 +96,7 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
     if type(whole).__name__ not in loader.classes():
         raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
     room = longest_input(model)
-    objective, measured, limit = _objective(recipe, kind, processor, room)
+    objective, measured, limit = _objective(recipe, data, kind, processor, room)
     return Equipment(model, processor, None, objective, kind, measured, limit, room, classes=classes)
 
 
@@ -141,10 +141,15 @@ def kind_for(
 
 
 def _objective(
-    recipe: Recipe, kind: "ExampleKind", processor: Any, positions: int | None
+    recipe: Recipe, data: TaskData, kind: "ExampleKind", processor: Any, positions: int | None
 ) -> tuple["Objective", EvaluationSettings, str]:
-    """The objective for a model of so many positions, the evaluation settings within them, and what is too long."""
+    """The objective for a model of so many positions, the evaluation settings within them, and what is too long.
+
+    The processor gets the chat template that the data is written by: it is exported with the model.
+    """
     measured, limit = within(recipe.evaluation, positions)
+    if data.chat_template:
+        processor.chat_template = data.chat_template
     try:
         return kind.objective(processor, measured), measured, limit
     except ValueError as error:

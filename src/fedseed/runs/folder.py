@@ -34,8 +34,10 @@ from fedseed.runs.spec import RunSpec
 from fedseed.text import flat
 
 MEMORY = "memory"  # what clients keep from round to round, of methods with error feedback
+CHAT_TEMPLATE = "chat_template.jinja"
 FILES = (
     "recipe.toml",
+    CHAT_TEMPLATE,
     "progress.jsonl",
     "metrics.jsonl",
     "model.orbit",
@@ -98,6 +100,7 @@ class RunFolder:
         path: created if missing.
         recipe: the complete recipe as TOML, if the run has one.
         resume: take up the run that is there. Without it there must be none.
+        chat_template: the Jinja template of the run's chats, if it has one of its own.
 
     Raises:
         FedseedError: it holds a run already, or another process works in it.
@@ -105,7 +108,9 @@ class RunFolder:
         StorageError: it can't be written.
     """
 
-    def __init__(self, path: Path, recipe: str | None = None, resume: bool = False) -> None:
+    def __init__(
+        self, path: Path, recipe: str | None = None, resume: bool = False, chat_template: str = ""
+    ) -> None:  # fmt: skip
         self.path = path
         self.lazy = False  # progress is brought to the disk by `sync` only: a network's stream has the steps
         there = [name for name in FILES if (path / name).exists()]
@@ -137,6 +142,8 @@ class RunFolder:
         try:
             if recipe is not None and "recipe.toml" not in there:
                 self.write_text("recipe.toml", recipe)
+            if chat_template and CHAT_TEMPLATE not in there:
+                self.write_text(CHAT_TEMPLATE, chat_template)
             self._metrics = Appender(path / "metrics.jsonl")
         except BaseException:
             self._progress.close()

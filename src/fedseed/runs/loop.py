@@ -131,7 +131,9 @@ class Loop:
         if extend and (said := extended(self.spec)):
             self.progress.note(said)
         self._keep_to_budget()
-        folder = None if self.spec.folder is None else RunFolder(self.spec.folder, self.spec.recipe_text, resume)
+        spec, folder = self.spec, None
+        if spec.folder is not None:
+            folder = RunFolder(spec.folder, spec.recipe_text, resume, spec.chat_template)
         if folder is not None and folder.finished:
             self.progress.note(f"the run in {folder.path} is finished: nothing is changed")
             return RunResult(read_summary(folder.path), read_metrics(folder.path), folder.path)

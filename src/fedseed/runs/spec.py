@@ -54,6 +54,7 @@ class RunSpec:
         digest: how base and weights are hashed (`fedseed.weights.digest`).
         out: folder for the run's files; None: nothing is written.
         recipe_text: the complete recipe, written beside the results.
+        chat_template: the Jinja template of its chats, if it is not the tokenizer's own, written beside it.
         notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
         limit: what makes an example too long, to be said of those that are left out or cut.
         trackers: where else the metrics go.
@@ -86,6 +87,7 @@ class RunSpec:
     digest: DigestKind = "blake2b"
     out: Path | str | None = None
     recipe_text: str | None = None
+    chat_template: str = ""
     notes: Sequence[str] = ()
     limit: str = ""
     trackers: Sequence[Tracker] = ()

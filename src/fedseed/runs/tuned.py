@@ -16,6 +16,7 @@ from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
 from fedseed.reports.results import best_rounds, read_lines, read_summary
 from fedseed.runs.equipment import equipped, evaluation_of
+from fedseed.runs.folder import CHAT_TEMPLATE
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.tasks import REGISTRY
 
@@ -102,19 +103,29 @@ def open_tuned(
         RecipeError: the base is not found; the round can't be had.
         OrbitError: the file is damaged, or of another base.
     """
+    if source.orbit is not None or source.weights is not None:
+        tuned = _of_run(source, base, upto, device, progress)
+        template = None if source.folder is None else source.folder / CHAT_TEMPLATE
+        if template is not None and template.is_file():
+            tuned.processor.chat_template = template.read_text(encoding="utf-8")
+        return tuned
+    if upto is not None or base is not None:
+        given = "--upto" if upto is not None else "--base"
+        raise RecipeError(f"{given}: {source.name} is a model as it is, neither a run nor an orbit")
+    assert source.model is not None
+    return Tuned(*_as_it_is(source.model, device), None, None, source)
+
+
+def _of_run(source: Source, base: str | None, upto: int | None, device: str, progress: OnStep | None) -> Tuned:
+    """The model of an orbit, or of a run's weights."""
     if source.orbit is not None:
         orbit = Orbit.open(source.orbit)
         count = orbit.check_upto(upto)
         model, processor, digest = replayed(orbit, source.orbit, count, base, device, progress)
         facts = Facts(count, digest, orbit.last, source.orbit.name, orbit.size, **_measured(source.folder, count))
         return Tuned(model, processor, orbit.header, facts, source)
-    if source.weights is not None:
-        return _from_weights(source, source.weights, base, upto, device)
-    if upto is not None or base is not None:
-        given = "--upto" if upto is not None else "--base"
-        raise RecipeError(f"{given}: {source.name} is a model as it is, neither a run nor an orbit")
-    assert source.model is not None
-    return Tuned(*_as_it_is(source.model, device), None, None, source)
+    assert source.weights is not None
+    return _from_weights(source, source.weights, base, upto, device)
 
 
 def replayed(
@@ -325,12 +336,15 @@ def evaluate_by_harness(
         from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise FedseedError(f"--lm-eval needs lm-evaluation-harness ({error}): {to_install('lm-eval')}") from error
+    from fedseed.objectives.tokens import beginning
+
     manager = TaskManager(include_path=None if include is None else str(include))
     unknown = [name for name in tasks if not manager.match_tasks([name])]
     if unknown:
         raise RecipeError(f"--lm-eval {','.join(tasks)}: the harness knows no task {', '.join(unknown)}")
     try:
-        model: Any = HFLM(pretrained=tuned.model, tokenizer=tuned.processor)
+        begins = bool(beginning(tuned.processor))  # as training has it; the harness would leave it out
+        model: Any = HFLM(pretrained=tuned.model, tokenizer=tuned.processor, add_bos_token=begins)
         found = lm_eval.simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, limit=limit)
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         raise FedseedError(

@@ -199,6 +199,7 @@ class TaskData:
         notes: what was left out and how much is left, a line each; shown when a run starts.
         scores: how generated answers are scored (names of `fedseed.tasks.metrics.REGISTRY`); for `Example`s.
         classes: the classes' names; for `Picture`s.
+        chat_template: the Jinja template that writes `Chat`s, if it is not their tokenizer's own; "": it is.
     """
 
     clients: Sequence[ClientData]
@@ -207,6 +208,7 @@ class TaskData:
     notes: tuple[str, ...] = ()
     scores: tuple[str, ...] = ("rouge_l",)
     classes: tuple[str, ...] = ()
+    chat_template: str = ""
 
     def only(self, names: Collection[str]) -> "TaskData":
         """These clients' data alone, without anything to evaluate on."""

@@ -211,7 +211,8 @@ class FilesTask(Task):
 
         `partly`: other clients' files are not known, so what depends on them must be in the settings.
         """
-        reader = Reader(self._style(), self.fields)
+        style = self._style()
+        reader = Reader(style, self.fields)
         lines = [[x for place in party.places for x in reader.read(self._rows(place, self.split))] for party in parties]
         test: list[SourceLine] = []
         if self.evaluation_file and with_evaluation_file:
@@ -245,7 +246,7 @@ class FilesTask(Task):
         kept = [finish(line.made) for line in validation]
         evaluation = kept if self.evaluate_on == "validation" else [finish(line.made) for line in test]
         scores = () if reader.form is TEXT else TaskData.scores  # nothing is asked that could be answered
-        data = TaskData(clients, {"": evaluation}, kept, scores=scores)
+        data = TaskData(clients, {"": evaluation}, kept, scores=scores, chat_template=style.chat.template)
         sizes = [len(client.examples) for client in clients]
         held_out = "" if partly else f", {len(validation):,} validation and {len(test):,} held-out examples"
         form = reader.form.fields if reader.form else ""
