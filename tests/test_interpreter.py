@@ -1,6 +1,7 @@
 """Processes that fedseed starts run nothing that lies in the working folder."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,5 +45,42 @@ def test_what_this_process_finds_the_other_finds(tmp_path, monkeypatch):
     assert done.stdout == f"('a b', 'c') {tmp_path}\n"
 
 
+SCRIPT = """
+import sys
+sys.path[:] = {path}
+print("the script runs")
+import beside
+from fedseed.runs import processes
+processes.IMPORTED = ["fedseed.errors", "beside"]
+process, connection = processes.start(beside.say, "a")
+print(connection.recv())
+process.join()
+"""
+
+
+def test_a_forked_process_is_no_other(tmp_path):
+    """It runs nothing of the working folder and no script again, finds what this one finds, and is deaf to Ctrl-C."""
+    place, found = tmp_path / "place", tmp_path / "found"
+    place.mkdir()
+    found.mkdir()
+    plant(place)
+    (found / "beside.py").write_text(
+        "import os, signal, sys\nmade = os.getpid()\ndef say(connection, word):\n"
+        "    deaf = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
+        "    same = {'PYTHONPATH', 'PYTHONSAFEPATH'} & set(os.environ)\n"
+        "    connection.send([word, os.getcwd(), made == os.getppid(), deaf, same])\n"
+    )
+    path = [str(found), *(entry for entry in sys.path if entry not in ("", "."))]
+    (found / "script.py").write_text(SCRIPT.format(path=path))
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    done = subprocess.run(
+        [sys.executable, "-P", found / "script.py"], cwd=place, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == f"the script runs\n['a', '{place}', True, True, set()]\n", done.stderr
+    assert not (place / "ran").exists()
+
+
 def test_every_process_is_started_so():
     assert [path.name for path in SOURCE.rglob("*.py") if "sys.executable" in path.read_text()] == ["interpreter.py"]
+    starts = [path.name for path in SOURCE.rglob("*.py") if "get_context(" in path.read_text()]
+    assert starts == ["processes.py"]

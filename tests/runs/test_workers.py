@@ -21,7 +21,7 @@ from fedseed.runs.workers import MOST_DEATHS, Team, Workers
 from support.heard import Heard
 from support.network import until
 from support.tiers import mark
-from support.worker_runs import RUNS, SUBPROCESS, endless, federation, not_loading, workers
+from support.worker_runs import RUNS, endless, federation, not_loading, workers
 
 FIVE = ["ferret", "fedkseed", "feedsign", "fedavg"]  # FedIT needs a model that takes LoRA: see below
 LONG = pytest.mark.long
@@ -29,12 +29,6 @@ SLOW = pytest.mark.slow
 
 
 pytestmark = pytest.mark.usefixtures("quickly")
-
-
-@pytest.fixture
-def forked(monkeypatch):
-    """Workers that start in no time. Tests that do without this have the real ones."""
-    monkeypatch.setattr(workers_module, "subprocess", SUBPROCESS)
 
 
 def outcome(result):
@@ -70,7 +64,7 @@ def _many(name, count):
         for count in (2, 4)
     ],
 )
-def test_digest_metrics_and_orbit_are_those_of_one_process(tmp_path, forked, name, count):
+def test_digest_metrics_and_orbit_are_those_of_one_process(tmp_path, name, count):
     settings = {"per_round": 5} if count > 3 else {}
     alone = outcome(federation(name, out=tmp_path / "alone", **settings).run())
     run = federation(name, out=tmp_path / "shared", workers=workers(name, count), **settings)
@@ -78,7 +72,7 @@ def test_digest_metrics_and_orbit_are_those_of_one_process(tmp_path, forked, nam
     assert outcome(result) == alone
     assert result.summary["workers"] == len(run.team.seats) == count
     assert result.summary["worker_peak_memory_bytes"] > 0
-    assert all(seat.process.poll() is not None for seat in run.team.seats)
+    assert all(seat.process.exitcode is not None for seat in run.team.seats)
 
 
 def test_gradients_that_one_process_adds_up_are_not_dealt_out():
@@ -113,12 +107,10 @@ FEDIT = ["small-fedit", "--set", "method.training.steps=2", "--set", "method.tra
         ),
     ],
 )  # fmt: skip
-def test_the_command_with_workers_ends_with_the_same_files(tmp_path, request, count, words):
-    """The workers load the recipe themselves, plug-ins too; those of the slow ones are new processes."""
+def test_the_command_with_workers_ends_with_the_same_files(tmp_path, count, words):
+    """The workers load the recipe themselves, plug-ins too."""
     from support.command import fedseed
 
-    if request.node.get_closest_marker("long"):
-        request.getfixturevalue("forked")
     overrides = [word for pair in TINY for word in ("--set", pair)]
     files = []
     for name, options in (("alone", ["--threads", 1]), ("shared", ["--threads", 1, "--workers", count])):
@@ -189,7 +181,7 @@ class Killer:
             alive = [
                 seat
                 for seat in self.team.seats
-                if seat.process.poll() is None and seat.process.pid not in self.hit
+                if seat.process.exitcode is None and seat.process.pid not in self.hit
                 and (not kept or doing(seat) in missing)
                 and max(seat.deaths, 0 if seat.task is None else seat.task.losses) < MOST_DEATHS - (1 if kept else 2)
             ]  # fmt: skip
@@ -217,7 +209,7 @@ def doing(seat):
         *(pytest.param(name, 2, marks=SLOW) for name in ("fedkseed", "feedsign")),
     ],
 )
-def test_workers_killed_at_ten_random_moments_change_nothing(tmp_path, forked, monkeypatch, name, seed):
+def test_workers_killed_at_ten_random_moments_change_nothing(tmp_path, monkeypatch, name, seed):
     alone = outcome(federation(name, out=tmp_path / "alone", rounds=12).run())
     killer, heard = Killer(10, seed, monkeypatch), Heard()
     run = federation(name, out=tmp_path / "shared", rounds=12, workers=workers(name, 2), progress=heard)
@@ -228,17 +220,17 @@ def test_workers_killed_at_ten_random_moments_change_nothing(tmp_path, forked, m
 
 
 @pytest.mark.long
-def test_a_worker_that_has_loaded_nothing_again_and_again_ends_the_run(forked):
+def test_a_worker_that_has_loaded_nothing_again_and_again_ends_the_run():
     heard = Heard()
     run = federation("ferret", workers=Workers(partial(not_loading, "die"), 1), progress=heard)
     with pytest.raises(FedseedError, match=r"died 5 times in a row before .* loaded.*exit code 7.*fewer --workers"):
         run.run()
     assert len(heard.warnings) == MOST_DEATHS - 1
-    assert all(seat.process.poll() is not None for seat in run.team.seats)
+    assert all(seat.process.exitcode is not None for seat in run.team.seats)
 
 
 @pytest.mark.long
-def test_work_that_kills_every_worker_ends_the_run(forked):
+def test_work_that_kills_every_worker_ends_the_run():
     """Though the other clients' work goes well in between."""
     run = federation("ferret", "die", workers=workers("ferret", 2, "die"))
     with pytest.raises(FedseedError, match=r"died 5 times in a row over the same work \(exit code 7\)"):
@@ -253,17 +245,17 @@ def test_work_that_kills_every_worker_ends_the_run(forked):
     ("act", "kind", "text"),
     [("refuse", RecipeError, "this client's examples are no good"), ("odd", RuntimeError, "OddError: this and that")],
 )
-def test_what_one_process_would_raise_is_raised(forked, act, kind, text):
+def test_what_one_process_would_raise_is_raised(act, kind, text):
     run = federation("ferret", act, workers=workers("ferret", 2, act))
     with pytest.raises(kind) as caught:
         run.run()
     assert str(caught.value) == text
     assert kind is RuntimeError or "in a worker process:" in caught.value.__notes__[0]
-    assert all(seat.process.poll() is not None for seat in run.team.seats)
+    assert all(seat.process.exitcode is not None for seat in run.team.seats)
 
 
 @pytest.mark.long
-def test_a_worker_with_another_base_is_refused(forked):
+def test_a_worker_with_another_base_is_refused():
     run = federation("ferret", workers=workers("ferret", 1, dtype=torch.bfloat16))
     with pytest.raises(FedseedError, match="worker 1 has loaded another model"):
         run.run()
@@ -285,7 +277,7 @@ class StoppedError(Exception):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", mark([*FIVE, "fedavg-adam"], lambda name: name in ("fedkseed", "fedavg-adam")))
-def test_a_run_goes_on_with_another_number_of_workers(tmp_path, forked, name):
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path, name):
     whole = outcome(federation(name, out=tmp_path / "whole").run())
     for count, stop in ((2, 3), (None, 4), (3, 6)):  # a run stops when this round begins
         team = None if count is None else workers(name, count)
@@ -333,18 +325,18 @@ def test_no_worker_outlives_its_run(how, tmp_path):
 
 
 @pytest.mark.long
-def test_workers_of_a_federation_that_never_runs_end_with_it(forked, monkeypatch):
+def test_workers_of_a_federation_that_never_runs_end_with_it(monkeypatch):
     """Also of one that can't be put together: they load while it is."""
     teams = []
     load = Team.load
     monkeypatch.setattr(Team, "load", lambda team: (teams.append(team), load(team)))
     made = build(read_recipe("quickstart-ferret", TINY), workers=2)
-    assert made.team is teams[0] and all(seat.process.poll() is None for seat in teams[0].seats)
+    assert made.team is teams[0] and all(seat.process.exitcode is None for seat in teams[0].seats)
     del made
     gc.collect()
     with pytest.raises(RecipeError, match=r"attack\.clients = 9"):
         build(read_recipe("quickstart-ferret", [*TINY, "attack.kind=sign", "attack.clients=9"]), workers=2)
-    assert len(teams) == 2 and all(seat.process.poll() is not None for team in teams for seat in team.seats)
+    assert len(teams) == 2 and all(seat.process.exitcode is not None for team in teams for seat in team.seats)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

@@ -7,32 +7,36 @@ needs a new one.
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
-from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import torch
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["support.forked_ready"])
+from fedseed.runs import processes
+
+CONTEXT = processes.CONTEXT
+processes.IMPORTED = ["support.forked_ready"]  # one server for the tests and for what they test
 
 
 def start(target, *args, daemon=False):
     """A process that does `target(*args)`, which is a function of a module."""
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "FORKED_PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    alone = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}  # a server with threads could not fork
-    with mock.patch.dict(os.environ, {**paths, **alone}):  # older Pythons do not tell the server where modules are
-        forkserver.ensure_running()
-    process = CONTEXT.Process(target=_begin, args=(target, *args), daemon=daemon)
-    process.start()
+    alone = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    environment = {**os.environ, **alone, "COLUMNS": "200"}
+    process = CONTEXT.Process(target=_begin, args=(environment, target, *args), daemon=daemon)
+    with mock.patch.dict(os.environ, alone), processes.serving():  # a server with threads could not fork
+        process.start()
     return process
 
 
-def _begin(target, *args):
+def _begin(environment, target, *args):
     """The server says nothing of what it can't import: every process would, for seconds."""
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     assert "support.forked_ready" in sys.modules, "support.forked_ready can't be imported"
     target(*args)
 

@@ -20,7 +20,6 @@ import support.worker_runs
 for name, module in list(sys.modules.items()):  # of those that were there
     if name.startswith("fedseed.cli.") and hasattr(module, "console"):
         module.console.width = int(os.environ["COLUMNS"])
-os.environ["PYTHONPATH"] = os.environ.pop("FORKED_PYTHONPATH")  # as it is where the tests run
 support.compiled.load()
 gc.collect()
 gc.freeze()  # what is there stays: forked processes need no copies of it to see that

@@ -1,11 +1,9 @@
-"""Small federations by name, which worker processes make for themselves; and workers that start in milliseconds."""
+"""Small federations by name, which worker processes make for themselves."""
 
 import os
 import threading
 import time
 from functools import partial
-from multiprocessing.connection import Connection
-from types import SimpleNamespace
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -15,7 +13,6 @@ from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Supervised
 from fedseed.runs.joining import part_of
 from fedseed.runs.workers import Workers
-from support.forked import start
 from support.problem import TRAINING, Problem
 
 SPOILT = 1e7
@@ -132,31 +129,3 @@ def endless(out, errors):
 
     threading.Thread(target=tell, daemon=True).start()
     run.run()
-
-
-class Forked:
-    """What `Workers` uses of a `subprocess.Popen`."""
-
-    def __init__(self, command, pass_fds, **_):
-        theirs = Connection(os.dup(pass_fds[0]))
-        self._process = start(live, theirs)
-        theirs.close()
-        self.pid = self._process.pid
-        self.kill = self._process.kill
-
-    def poll(self):
-        return self._process.exitcode
-
-    def wait(self):
-        self._process.join()
-        return self._process.exitcode
-
-
-def live(connection):
-    """A worker's life."""
-    from fedseed.runs.workers import main
-
-    main(connection.fileno())
-
-
-SUBPROCESS = SimpleNamespace(Popen=Forked, DEVNULL=-3)  # in place of the module

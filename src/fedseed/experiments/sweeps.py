@@ -476,7 +476,7 @@ class Sweeping:
         there = (job.folder / "summary.json").exists()
         began = time.perf_counter()
         problem = self.helpers.run(job)
-        if self.helpers.stopped:
+        if self.helpers.stopped.is_set():
             return STOPPED
         with self._counting:
             self._done += 1

@@ -1,23 +1,22 @@
 """Does runs in processes of their own, so that a run's peak memory is its own and one that dies harms no other.
 
-A helper process imports what runs need, once, and forks for each run. It computes nothing itself, so that no thread of
-torch or numba exists yet when it forks. All of these processes end when the one that started them does. This module
-does not import torch; its helpers do.
+They are forked from one that has imported what runs need (`fedseed.runs.processes`), and end with the one that asked
+for them. This module does not import torch; they do.
 """
 
-import json
 import os
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.interpreter import command
+from fedseed.runs.processes import start
 from fedseed.runs.recipe import Recipe, read_recipe
 
 STOPPED = "the sweep was stopped"
@@ -68,19 +67,17 @@ class Job:
 
 
 class WorkerPool:
-    """The processes that fork for runs; they are started as they are needed, and used again.
+    """The processes of a sweep's runs.
 
     Args:
         threads: how many threads a run may use; None: as many as there are cores.
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        limit = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)}
-        self._environment = {**os.environ, **limit}
-        self._idle: list[subprocess.Popen[str]] = []
-        self._all: list[subprocess.Popen[str]] = []
+        self._threads = threads
+        self._running: set[BaseProcess] = set()
         self._lock = threading.Lock()
-        self.stopped = False
+        self.stopped = threading.Event()
 
     def run(self, job: Job) -> str | None:
         """Runs or resumes a job; of a finished one, only checks the recipe. Its output goes to log.txt in its folder.
@@ -98,110 +95,61 @@ class WorkerPool:
             RunFolder(job.folder, job.read().to_toml(), resume=True)  # checks that it is the same recipe
             return None
         job.folder.mkdir(parents=True, exist_ok=True)
-        order = json.dumps({**asdict(job), "folder": str(job.folder)})
-        with self._one() as helper:
-            code = None
-            if helper is not None and helper.stdin is not None and helper.stdout is not None:
-                with suppress(OSError, ValueError):  # the helper is gone: its pipe is closed, or it said nothing
-                    helper.stdin.write(order + "\n")
-                    helper.stdin.flush()
-                    code = int(helper.stdout.readline())
-        if self.stopped:
+        with self._lock:
+            if self.stopped.is_set():
+                return STOPPED
+            process, connection = start(_run, job, threads=self._threads)
+            self._running.add(process)
+        code = None
+        with connection, suppress(EOFError, OSError):  # it died, and has said nothing
+            code = connection.recv()
+        with self._lock:
+            self._running.discard(process)
+        process.join()
+        if self.stopped.is_set():
             return STOPPED
         if code == 0 and summary.exists():
             return None
         log = job.folder / "log.txt"
         said = log.read_text(encoding="utf-8").strip().splitlines() if log.exists() else []
-        reason = said[-1].removeprefix("fedseed: ") if said else f"exit code {code}"
+        reason = said[-1].removeprefix("fedseed: ") if said else f"its process ended with exit code {process.exitcode}"
         if code == 2:
             raise RecipeError(reason)
         return reason
 
-    @contextmanager
-    def _one(self) -> Iterator[subprocess.Popen[str] | None]:
-        with self._lock:
-            if self.stopped:
-                helper = None
-            elif self._idle:
-                helper = self._idle.pop()
-            else:
-                words = command(__name__, "main")
-                helper = subprocess.Popen(words, stdin=-1, stdout=-1, text=True, env=self._environment)
-                self._all.append(helper)
-        yield helper
-        with self._lock:
-            if helper is not None and helper.poll() is None:
-                self._idle.append(helper)
-
     def stop(self) -> None:
         """Ends all processes; runs that are not finished can be resumed later."""
         with self._lock:
-            self.stopped = True
-            for helper in self._all:
-                helper.terminate()
-            for helper in self._all:
-                assert helper.stdin is not None
-                helper.stdin.close()  # its run sees this, and ends
-                helper.wait()
+            self.stopped.set()
+            for process in self._running:
+                process.terminate()
 
 
-def main() -> None:
-    """Works as a helper process: reads orders from standard input, one a line, and writes an exit code for each."""
-    try:
-        # these take long to import; a run imports whatever else it needs
-        import transformers.modeling_utils  # noqa: F401
-
-        import fedseed.models.adapters
-        import fedseed.models.loading
-        import fedseed.randomness.kernels.cpu
-        import fedseed.reports.plots  # every run ends with a picture
-        import fedseed.runs.simulation
-
-        fedseed.models.adapters.library()
-        fedseed.models.loading.quiet()
-        for line in sys.stdin:
-            child = os.fork()
-            if child == 0:
-                _run(json.loads(line))
-            _, status = os.waitpid(child, 0)
-            print(os.waitstatus_to_exitcode(status), flush=True)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # nobody is left to write to
-        os._exit(3)  # python's own exit would try once more to write, and say so
-
-
-def _run(order: dict[str, Any]) -> None:
-    """Does a run in a process forked for it, and ends the process."""
+def _run(connection: Connection, job: Job) -> None:
+    """Does a run in a process forked for it, and says with what exit code it is over."""
 
     def watch() -> None:
-        sys.stdin.read()
+        with suppress(EOFError, OSError):
+            connection.recv()
         os._exit(3)  # the sweep is gone: the run resumes with the next one
 
+    log = os.open(job.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    threading.Thread(target=watch, daemon=True).start()
     code = 1
-    folder = Path(order["folder"])
     try:
-        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        threading.Thread(target=watch, daemon=True).start()
-
         from fedseed.reports.progress import Screen, Shown
         from fedseed.runs.assembly import build
 
-        job = Job(**{**order, "how": How(**order["how"])})
         checked = job.read()  # plug-ins are loaded here, in the process that runs them
         shown = Shown(Screen(width=120, force_terminal=False))
-        build(checked, folder, shown, job.how.workers, job.how.threads).run(resume=True)
+        build(checked, job.folder, shown, job.how.workers, job.how.threads).run(resume=True)
         code = 0
     except (FedseedError, OSError) as error:
         print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr)
         code = 2 if isinstance(error, RecipeError) else 1
     except BaseException:
-        import traceback
-
         traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # the watching thread never ends by itself
+    sys.stderr.flush()  # whoever hears of the end reads it
+    connection.send(code)

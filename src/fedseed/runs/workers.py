@@ -13,8 +13,6 @@ import os
 import pickle
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import traceback
 from collections import deque
@@ -23,12 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.interpreter import command
 from fedseed.orbit.record import NO_DIGEST, Record
+from fedseed.runs.processes import start
 
 if TYPE_CHECKING:
     from fedseed.federation.hosted import Hosted
@@ -143,7 +142,7 @@ class _Seat:
     """The place of a worker; one that dies is followed by another in the same place."""
 
     first: Load  # the order that a worker there begins with
-    process: "subprocess.Popen[bytes] | None" = None
+    process: BaseProcess | None = None
     connection: "Connection[Order, Reply]" = field(init=False)
     loaded: bytes | None = None  # what an orbit of the model that it has loaded begins with; None: it has not yet
     ready: bool = False  # whether it is at the run's weights and can be given work
@@ -153,16 +152,7 @@ class _Seat:
     def start(self) -> None:
         """Start a worker here."""
         self.loaded, self.ready = None, False
-        self.connection, theirs = Pipe()
-        handle = theirs.fileno()
-        self.process = subprocess.Popen(
-            command(__name__, "main", str(handle)),
-            stdin=subprocess.DEVNULL,
-            pass_fds=[handle],
-            process_group=0,  # a terminal's Ctrl-C is for the run, which ends its workers
-            env={**os.environ, "NUMBA_NUM_THREADS": str(self.first.threads)},
-        )
-        theirs.close()
+        self.process, self.connection = start(main, threads=self.first.threads)
         self.tell(pickle.dumps(self.first))
 
     def tell(self, order: bytes) -> None:
@@ -180,7 +170,9 @@ class _Seat:
         assert self.process is not None
         self.process.kill()
         self.connection.close()
-        return self.process.wait()
+        self.process.join()
+        assert self.process.exitcode is not None
+        return self.process.exitcode
 
 
 class Team:
@@ -427,17 +419,12 @@ def _hopeless(code: int, deaths: int, loaded: bool) -> str:
 # -- a worker ----------------------------------------------------------------------------------------------------------
 
 
-def main(handle: int | str) -> None:
-    """A worker's life: does what comes in over a socket, until it is closed. Does not return.
+def main(connection: "Connection[Reply, Order]") -> None:
+    """A worker's life: does what comes in over a socket, until it is closed.
 
     A thread listens for orders and ends the process, in the middle of whatever it does, when the run's own process is
     gone: the system closes a dead process' sockets, however it died.
-
-    Args:
-        handle: the socket's file descriptor.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, whose end is this one's, too
-    connection: Connection[Reply, Order] = Connection(int(handle))
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
     try:
@@ -451,10 +438,6 @@ def main(handle: int | str) -> None:
             failed = pickle.dumps(Failed(RuntimeError(f"{type(error).__name__}: {error}")))
         with suppress(OSError):
             connection.send_bytes(failed)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
 
 
 def _listen(connection: Connection, orders: "queue.SimpleQueue[bytes]") -> None:

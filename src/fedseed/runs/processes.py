@@ -1,0 +1,95 @@
+"""Processes forked from one that has imported what runs need: the standard library's fork server, started our way.
+
+The server computes nothing itself, so that no thread of torch or numba exists yet when it forks. Like every process
+that fedseed starts (`fedseed.interpreter`) it finds the modules that this one finds, and none that happen to lie in the
+working folder; and the script that somebody has started is not run once more. A forked process ends with the one that
+asked for it: it sees its pipe closed, however that one died. This module imports no torch; the server does.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import ModuleType
+from typing import Any
+
+# these take long; a run imports whatever else it needs. peft would bring bitsandbytes, which looks for GPUs: a process
+# that has done so has children that can use none
+IMPORTED = [
+    "transformers.modeling_utils", "fedseed.models.adapters", "fedseed.randomness.kernels.cpu",
+    "fedseed.reports.plots", "fedseed.runs.assembly",
+]  # fmt: skip
+CONTEXT = multiprocessing.get_context("forkserver")
+_LOCK = threading.Lock()
+
+
+def start(life: Callable[..., None], *more: Any, threads: int | None = None) -> tuple[BaseProcess, Connection]:
+    """Starts a process that does `life(connection, *more)`, and ends with exit code 1 where that returns or raises.
+
+    Args:
+        life: a function of a module.
+        more: what it is called with, pickled.
+        threads: how many threads numba and torch have there; None: as many as there are cores.
+
+    Returns:
+        The process, deaf to Ctrl-C, which is for this one; and this end of the pipe. What ends this process without
+        ending that one makes the pipe's other end raise EOFError.
+    """
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=_begin, args=(dict(os.environ), threads, life, theirs, *more))
+    with serving():
+        process.start()
+    theirs.close()
+    return process, ours
+
+
+@contextmanager
+def serving() -> Iterator[None]:
+    """Inside, a process may be started, and with it the server, as this module's text says."""
+    environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(map(os.fspath, sys.path))}
+    with _LOCK:
+        before = {name: os.environ.get(name) for name in environment}
+        main = sys.modules["__main__"]
+        os.environ.update(environment)
+        resource_tracker.ensure_running()  # to start it would let Ctrl-C through again
+        deaf = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        sys.modules["__main__"] = ModuleType("__main__")  # of another one the file would be run in the process
+        try:
+            CONTEXT.set_forkserver_preload(IMPORTED)
+            yield
+        finally:
+            sys.modules["__main__"] = main
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+            signal.pthread_sigmask(signal.SIG_SETMASK, deaf)
+
+
+def _begin(
+    environment: dict[str, str], threads: int | None, life: Callable[..., None], connection: Connection, *more: Any
+) -> None:
+    """A process' life: the environment is that of whoever asked, not the server's."""
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        if threads is not None:
+            import numba
+            import torch
+
+            os.environ["NUMBA_NUM_THREADS"] = str(threads)
+            numba.config.reload_config()  # no thread of its runs yet
+            torch.set_num_threads(threads)
+        life(connection, *more)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # threads that wait never end by themselves
