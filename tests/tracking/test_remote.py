@@ -193,26 +193,3 @@ def test_wandb_has_one_offline_run(resumed):
     home, _ = resumed
     (folder,) = (home / "run" / "wandb").glob("offline-run-*")  # those of the killed sessions are replaced by it
     assert [file.name for file in folder.glob("*.wandb")] == [f"run-{mine(home / 'run', 'wandb')}.wandb"]
-
-
-@pytest.mark.slow
-def test_mlflow_completes_a_round_of_which_half_was_sent(tmp_path, elsewhere):
-    """A store of files, or a server before one, may have some of a round's numbers when a session is killed."""
-    pytest.importorskip("sqlalchemy", reason="the extra mlflow is not installed")
-    from mlflow import MlflowClient
-
-    def go(known, told):
-        tracker = MLflow()
-        tracker.start(Start("ferret", 4, 1, ["a"], tmp_path, "rounds = 4\n", LINES[:known]))
-        for line in LINES[known:told]:
-            tracker.metrics(line)
-        return tracker
-
-    go(0, 2)
-    client = MlflowClient()
-    client.log_metric(mine(tmp_path, "mlflow"), "loss", LINES[2]["loss"], step=2)
-    go(3, 5).close()
-    run = mine(tmp_path, "mlflow")
-    for name in ("loss", "seconds.local", "round"):
-        assert [point.step for point in client.get_metric_history(run, name)] == list(range(5))
-    assert client.get_run(run).info.status == "KILLED"  # it was not said to be over

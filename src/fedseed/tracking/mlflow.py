@@ -30,8 +30,6 @@ class MLflow(RemoteTracker):
     tags: dict[str, str] = Field(default_factory=dict)
 
     _client: Any = PrivateAttr(None)
-    _half: set[str] = PrivateAttr(default_factory=set)  # names that arrived of a round that was being sent at a kill
-    _half_round: int = PrivateAttr(-1)
 
     def open(self, run: Start, known: str | None) -> tuple[str, int]:
         """Begins a new run in the experiment, or goes on with the one that an earlier session began."""
@@ -42,7 +40,7 @@ class MLflow(RemoteTracker):
         if known is not None:
             self._run_id = known
             client.update_run(known, status="RUNNING")
-            return known, self._note_half()
+            return known, max((point.step for point in client.get_metric_history(known, "round")), default=-1)
         there = client.get_experiment_by_name(self.project)
         experiment = client.create_experiment(self.project) if there is None else there.experiment_id
         tags = {"fedseed.method": run.method, **self.tags}
@@ -53,12 +51,11 @@ class MLflow(RemoteTracker):
         return made, -1
 
     def send(self, number: int, values: dict[str, float]) -> None:
-        """Sends all numbers in one request; the round comes last, so a round that is there is there as a whole."""
+        """Sends all numbers in one request, which a store keeps as a whole or not at all."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        there = self._half if number == self._half_round else set()
-        metrics = [Metric(_name(key), float(v), now, number) for key, v in values.items() if _name(key) not in there]
+        metrics = [Metric(_name(key), float(v), now, number) for key, v in values.items()]
         self._client.log_batch(self._run_id, metrics=[*metrics, Metric("round", float(number), now, number)])
 
     def send_files(self, files: Sequence[Path]) -> None:
@@ -80,15 +77,6 @@ class MLflow(RemoteTracker):
         if self._client is not None and self._run_id:
             self._client.set_terminated(self._run_id, status="KILLED")
         self._client = None
-
-    def _note_half(self) -> int:
-        """Returns the last round whose numbers are all there; notes what is there of one that was being sent then."""
-        last = max((point.step for point in self._client.get_metric_history(self._run_id, "round")), default=-1)
-        newest = self._client.get_run(self._run_id).data.metrics
-        histories = {key: self._client.get_metric_history(self._run_id, key) for key in newest}
-        self._half_round = min((p.step for points in histories.values() for p in points if p.step > last), default=-1)
-        self._half = {key for key, points in histories.items() if any(p.step == self._half_round for p in points)}
-        return last
 
 
 def _name(key: str) -> str:
