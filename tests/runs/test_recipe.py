@@ -6,8 +6,7 @@ from fedseed import Federation, Orbit
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.runs.folder import RunFolder
-from fedseed.runs.recipe import packaged_recipes, read_recipe
-from fedseed.runs.tables import FederationSettings
+from fedseed.runs.recipe import FederationSettings, packaged_recipes, read_recipe
 from fedseed.tasks import CLOZE, MEZO
 
 GOOD = """

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedseed.errors import RecipeError
-from fedseed.runs.tables import FederationSettings
+from fedseed.runs.recipe import FederationSettings
 from fedseed.transport.keys import make
 from fedseed.transport.subjects import name_problem
 from support.command import fedseed

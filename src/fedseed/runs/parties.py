@@ -17,8 +17,7 @@ from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
 from fedseed.federation.protocol import listed
 from fedseed.runs.keys import explain
-from fedseed.runs.recipe import Recipe
-from fedseed.runs.tables import FederationSettings
+from fedseed.runs.recipe import FederationSettings, Recipe
 from fedseed.tasks.data import OwnData, TaskData
 
 ROSTER_FILE = "clients.json"  # in the folder of `fedseed keys`, and in that of a run whose clients enrolled
