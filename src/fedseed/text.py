@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 # what a terminal obeys: control characters but for tab and line feed, and what reverses a line's direction
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 MOST = 200  # characters of a peer's or a file's text in one message
@@ -24,6 +26,16 @@ def shown(text: object, limit: int = MOST) -> str:
     whole = text if isinstance(text, str) else str(text)
     line = clean(" ".join(whole[: 4 * limit].split()))
     return line if len(line) <= limit and len(whole) <= 4 * limit else line[: limit - 3] + "..."
+
+
+def first_problem(error: ValidationError) -> str:
+    """Returns what is wrong first in data of somebody else's, and where, in a line; not what stands there."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    at = ": ".join(shown(str(part), 40) for part in first["loc"])
+    what = shown(first["msg"].removeprefix("Value error, "), 100)
+    if first["type"] == "json_invalid":
+        what = what.replace("Invalid JSON", "not valid JSON")
+    return f"{at}: {what}" if at else what
 
 
 def natural(name: str) -> list[tuple[int, str]]:

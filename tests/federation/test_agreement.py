@@ -116,6 +116,8 @@ def test_what_the_recipe_names_is_asked_of_everybody(pins):
         async with Talk(("a", "b"), deadline=0.2, **pins) as one:
             refused = await one.hello("a", **LIES["base" if "base_digest" in pins else "weights"])
             assert "another base" in refused["refused"] or "other first weights" in refused["refused"]
+            silent = await one.hello("a", begins=None)  # or any weights would do
+            assert silent["refused"] == "it does not say which weights it begins with"
             await one.hello("b")
             assert one.reception.header is None  # the other may still mend it
             assert "refused" not in await one.hello("a")

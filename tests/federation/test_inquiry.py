@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fedseed.errors import MessageError
+from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.membership import Roster
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
@@ -141,6 +141,19 @@ def test_hosts_that_all_answer_nonsense_are_not_asked_without_pause():
     line, took = one.ask()
     assert line["loss"] == 1.0 and 1000 <= took < 1010
     assert len(one.asked) < 520  # one of them in two seconds
+
+
+@pytest.mark.parametrize("metrics", [{}, None])
+@pytest.mark.parametrize("hosts", ["a", "abc"])
+@pytest.mark.parametrize("resend", [2.0, float("inf")], ids=["nats", "flower"])
+def test_hosts_that_answer_and_never_evaluate_end_the_run(metrics, hosts, resend):
+    one = Ask({name: lambda question, now: {"metrics": metrics} for name in hosts})
+    one.resend_seconds = resend
+    with pytest.raises(NetworkError, match="and none has sent an evaluation that can be used"):
+        one.ask()
+    assert 3 * DEADLINE < one.now < (3 + len(hosts)) * DEADLINE and len(one.asked) > 1
+    if metrics is not None:
+        assert {host for host, _ in one.refused} == set(hosts)
 
 
 def test_what_nobody_asked_for_is_not_believed():

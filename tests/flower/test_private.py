@@ -2,11 +2,8 @@
 
 import json
 
-import pytest
-
-pytest.importorskip("flwr", reason="Flower is missing: extra flower")
-
 import numpy as np
+import pytest
 import tomli_w
 
 from fedseed.flower import client

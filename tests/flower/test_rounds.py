@@ -4,57 +4,18 @@ import json
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is missing: extra flower")
-
-
 from fedseed import Orbit
 from fedseed.errors import FedseedError
 from fedseed.flower.server import coordinate
 from fedseed.reports.progress import Silent
-from fedseed.runs.joining import part_of
 from fedseed.transport import flower
-from support import problem as problems
-from support.flower import Grid, told
+from support.flower import PAIR, grid, run, told, written
 from support.heard import Heard
 
-METHODS = {name: problems.METHODS[name] for name in ("ferret", "feedsign", "fedkseed-pro", "fedadam", "fedmezo")}
-NAMES = [f"client-{number}" for number in range(5)]
-PAIR = [{"client": "client-0,client-3"}, {"client": "client-[124]"}]
+METHODS = ("ferret", "feedsign", "fedkseed-pro", "fedadam", "fedmezo")
 VIRTUAL = [{"partition-id": number, "num-partitions": 3} for number in range(3)]
 
 pytestmark = pytest.mark.usefixtures("quickly")
-
-
-def written(folder, method, **more):
-    """The recipe's file, and what is in it."""
-    import tomli_w
-
-    federation = {"joint": False, "deadline": 30.0, **more.pop("federation", {})}
-    recipe = {"seed": 3, "rounds": 6, "evaluation": {"every": 2}, "method": METHODS[method], **more}
-    recipe["federation"] = federation
-    path = folder / "recipe.toml"
-    path.write_text(tomli_w.dumps(recipe))
-    return path, recipe
-
-
-def grid(path, problem, recipe, out, configs=PAIR, **more):
-    from fedseed.runs.recipe import Recipe
-
-    checked = Recipe.model_validate(recipe)
-
-    def load(names):
-        federation = problem.federation(
-            checked.method, rounds=checked.rounds, seed=checked.seed, joint=False,
-            per_round=checked.federation.count(5), digest=checked.model.digest,
-        )  # fmt: skip
-        return part_of(federation, names or ["*"])
-
-    return Grid(configs, path, load, run_config={"out": str(out)}, **more)
-
-
-def run(grid, path):
-    said = Heard()
-    return coordinate(grid, grid.context, path, said), said.said
 
 
 @pytest.mark.parametrize("processes", [True, False], ids=["a process a message", "an actor"])

@@ -1,14 +1,29 @@
-"""A Grid in this process: real messages, records serialized and read back, a real ClientApp, and nodes that fail."""
+"""A Grid in this process: records serialized and read back, nodes that fail and lie; Flower's messages if there."""
 
 import itertools
 import uuid
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.supercore.task_identity import TaskIdentity
+import tomli_w
+
+try:
+    from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError:
+    from support.flower_grid import ConfigRecord, Context, Error, Message, RecordDict
+
+    class TaskIdentity:
+        """Flower's messages ask it which process they are made in."""
+
 
 from fedseed.flower import client
+from fedseed.flower.server import coordinate
+from fedseed.runs.joining import part_of
+from fedseed.runs.recipe import Recipe
 from fedseed.transport import flower_wire as wire
+from support import problem as problems
+from support.heard import Heard
+
+PAIR = [{"client": "client-0,client-3"}, {"client": "client-[124]"}]
 
 
 def copied(content):
@@ -46,11 +61,10 @@ class Grid:
         self.processes = processes
         self.answered = []  # kinds of messages, by node
         self.at = lambda node, message: None  # a test's own: before a message is answered; an error's text, or "lost"
+        self.changed = lambda node, table: table  # what a node that lies says in place of what it would say
         self._replies = {}
         self._ids = itertools.count()
-        self._app = ClientApp()
-        for kind in (self._app.query, self._app.train, self._app.evaluate):
-            kind()(lambda message, context: client.reply(message, context, recipe, load))
+        self._reply = lambda message, context: client.reply(message, context, recipe, load)
 
     @property
     def context(self):
@@ -83,8 +97,9 @@ class Grid:
         if node.context is None:
             node.context = Context(self.run_id, node.number, node.config, RecordDict(), self.run_config)
         message.content = copied(message.content)
-        reply = self._app(message, node.context)
-        reply.content = copied(reply.content)
+        reply = self._reply(message, node.context)
+        table = self.changed(node, wire.table(reply))
+        reply.content = copied(wire.content(table) if table else RecordDict())
         node.context.state = copied(node.context.state)
         self._replies[identity] = reply
 
@@ -95,3 +110,33 @@ class Grid:
 def told(message):
     """What a message says."""
     return wire.table(message)
+
+
+def written(folder, method, **more):
+    """The recipe's file, and what is in it."""
+    federation = {"joint": False, "deadline": 30.0, **more.pop("federation", {})}
+    recipe = {"seed": 3, "rounds": 6, "evaluation": {"every": 2}, "method": problems.METHODS[method], **more}
+    recipe["federation"] = federation
+    path = folder / "recipe.toml"
+    path.write_text(tomli_w.dumps(recipe))
+    return path, recipe
+
+
+def grid(path, problem, recipe, out, configs=PAIR, **more):
+    """Nodes of a recipe of the small problem."""
+    checked = Recipe.model_validate(recipe)
+
+    def load(names):
+        federation = problem.federation(
+            checked.method, rounds=checked.rounds, seed=checked.seed, joint=False,
+            per_round=checked.federation.count(5), digest=checked.model.digest,
+        )  # fmt: skip
+        return part_of(federation, names or ["*"])
+
+    return Grid(configs, path, load, run_config={"out": str(out)}, **more)
+
+
+def run(grid, path):
+    """The result, and what was said."""
+    said = Heard()
+    return coordinate(grid, grid.context, path, said), said.said

@@ -1,10 +1,11 @@
 """A Grid whose nodes stay: each is a client's end in this process, for the tests that every transport must pass.
 
-The few classes here stand for Flower's messages, which tests/flower has where Flower is installed.
+The few classes here stand for Flower's messages; where Flower is installed, tests/flower takes its own.
 """
 
 import asyncio
 import itertools
+import pickle
 import sys
 from contextlib import suppress
 from types import ModuleType, SimpleNamespace
@@ -25,7 +26,11 @@ class ConfigRecord(dict):
         super().__init__(values)
 
     def deflate(self):
-        return repr(dict(self)).encode()
+        return pickle.dumps(dict(self))
+
+    @classmethod
+    def inflate(cls, data):
+        return cls(pickle.loads(data))
 
 
 class RecordDict(dict):
@@ -33,14 +38,29 @@ class RecordDict(dict):
     config_records = property(lambda self: self)
 
 
+class Context:
+    """A node's configuration, and what is kept of it; or the ServerApp's."""
+
+    def __init__(self, run_id, node_id, node_config, state, run_config):
+        self.run_id, self.node_config, self.state, self.run_config = run_id, node_config, state, run_config
+
+
+class Error:
+    """Why there is no answer."""
+
+    def __init__(self, code, reason):
+        self.code, self.reason = code, reason
+
+
 class Message:
     """What carries records, or an error's text."""
 
-    def __init__(self, content, dst_node_id=0, message_type="", ttl=0.0, reply_to=None, error=None):
-        self.content, self.error = content, error
-        answered = None if reply_to is None else reply_to.metadata.message_id
+    def __init__(self, content, dst_node_id=0, message_type="", ttl=0.0, reply_to=None):
+        self.error = content if isinstance(content, Error) else None
+        self.content = None if self.error else content
+        answered = None if reply_to is None else reply_to.metadata._message_id
         self.metadata = SimpleNamespace(
-            dst_node_id=dst_node_id, message_type=message_type, message_id="", reply_to_message_id=answered
+            dst_node_id=dst_node_id, message_type=message_type, _message_id="", reply_to_message_id=answered
         )
 
     has_error = lambda self: self.error is not None  # noqa: E731
@@ -72,21 +92,21 @@ class Grid:
 
     def push_messages(self, messages):
         for message in messages:
-            message.metadata.message_id = str(next(self._ids))
+            message.metadata._message_id = str(next(self._ids))
             self._loop.call_soon_threadsafe(lambda m=message: self._tasks.add(asyncio.create_task(self._answer(m))))
-        return [message.metadata.message_id for message in messages]
+        return [message.metadata._message_id for message in messages]
 
     async def _answer(self, message):
         end = self.nodes[message.metadata.dst_node_id]
         if end in self.losing:
             self.losing.discard(end)
-            reply = Message(None, reply_to=message, error=SimpleNamespace(code=0, reason="lost"))
+            reply = Message(Error(0, "lost"), reply_to=message)
         else:
             heard = end.take(wire.table(message))
             with suppress(TimeoutError):
                 await asyncio.wait_for(end.said.wait(), 0.02)
             reply = Message(wire.content(end.reply(heard)), reply_to=message)
-        self._replies[message.metadata.message_id] = reply
+        self._replies[message.metadata._message_id] = reply
 
     def pull_messages(self, identities):
         return [self._replies.pop(identity) for identity in identities if identity in self._replies]

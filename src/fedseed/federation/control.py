@@ -20,7 +20,7 @@ from fedseed.errors import MessageError
 from fedseed.federation.cost import MOST_PHASES, Cost, Seconds, check_name
 from fedseed.orbit.record import DIGEST_BYTES
 from fedseed.reports.results import FIELDS, PHASES
-from fedseed.text import shown
+from fedseed.text import first_problem
 
 MOST_PARTS = 250_000  # values and keys of a message: a hello of so many clients, a report of their figures
 MOST_TEXT = 1 << 20  # characters of a field that holds bytes
@@ -241,12 +241,7 @@ def read(kind: type[M], data: bytes) -> M:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        at = ": ".join(shown(str(part), 40) for part in first["loc"])
-        what = shown(first["msg"].removeprefix("Value error, "), 100)
-        if first["type"] == "json_invalid":
-            what = what.replace("Invalid JSON", "not valid JSON")
-        raise MessageError(f"{at}: {what}" if at else what) from None
+        raise MessageError(first_problem(error)) from None
 
 
 # -- over a whole run ---------------------------------------------------------------------------------------------

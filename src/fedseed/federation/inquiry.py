@@ -4,15 +4,17 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from statistics import median_low
 
-from fedseed.errors import MessageError
+from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.control import MOST_ROUND, Beat, Phases, Question, Report, averaged, read
 from fedseed.federation.cost import Cost
 from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import listed
-from fedseed.federation.session import Session
+from fedseed.federation.session import RESEND_SECONDS, Session
 from fedseed.orbit.record import NO_DIGEST
 from fedseed.reports.results import RoundLine
 from fedseed.text import shown
+
+MOST_DEADLINES = 3  # that an evaluation is asked for, where all report and none evaluates
 
 Reports = Mapping[str, Report]  # by host
 
@@ -21,7 +23,7 @@ class Inquiry:
     """Asks, and takes beats and reports.
 
     Nobody is waited for without end: a process that lets the deadline pass is not waited for any more until it reports
-    again, and one that was to evaluate is followed by the next.
+    again, and one that was to evaluate is followed by the next; where all answer and none evaluates, the run ends.
 
     Args:
         session: the conversation.
@@ -75,7 +77,9 @@ class Inquiry:
         for client in report.by_client or {}:
             if client not in self.roster.numbers or self.roster.host_of(client) != host:
                 raise MessageError(f"it evaluates for client {shown(client, 40)}")
-        if report.metrics and not self.session.settings.each_evaluates:
+        if report.metrics is not None and not self.session.settings.each_evaluates:
+            if not report.metrics:
+                raise MessageError("an evaluation without a metric")
             for needed in self.session.settings.measures:
                 if needed not in report.metrics:
                     raise MessageError(f"an evaluation without {needed}")
@@ -143,8 +147,9 @@ class Inquiry:
         self._refused, self._asked, self._tried = set(), set(), set()
         each = evaluate and session.settings.each_evaluates
         evaluator: str | None = None
-        told, again, resend = False, False, session.clock()
+        told, again, resend, vain = False, False, session.clock(), set[str]()
         deadline = evaluate_by = session.clock() + session.settings.deadline
+        give_up = session.clock() + MOST_DEADLINES * session.settings.deadline
         while True:
             alive = roster.alive()
             now = session.clock()
@@ -157,15 +162,22 @@ class Inquiry:
                 self._give_up(number, late)
                 self.awaited = []
                 return reports
+            vain |= self._refused | reports.keys()
             if not evaluated and (evaluator not in alive or evaluator in self._refused or now > evaluate_by):
                 before, again = evaluator, again or (bool(self._tried) and not alive.keys() - self._tried)
                 evaluator = self._next_evaluator(number, alive.keys(), before, now > evaluate_by)
                 evaluate_by = now + session.settings.deadline
-                if evaluator != before and not again:  # those who are asked once more are so in their time
-                    resend = now
+                # those who are asked once more are so in their time
+                resend = now if evaluator != before and not again else min(resend, now + RESEND_SECONDS)
             elif now > deadline and not reports and not told:
                 told = True
                 session.progress.warn(f"round {number}: no report has come: waiting for {listed(alive)}")
+            if not evaluated and again and now > give_up and alive.keys() <= vain:
+                seconds = MOST_DEADLINES * session.settings.deadline
+                raise NetworkError(
+                    f"round {number}: {listed(alive)} have answered for {seconds:g} s, and none has sent an evaluation "
+                    "that can be used"
+                )
             self.awaited = sorted(late if evaluated or evaluator is None else {*late, evaluator})
             if now >= resend:
                 if alive:

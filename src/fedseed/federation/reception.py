@@ -155,7 +155,7 @@ class Reception:
                 )
             return
         self._decided = True
-        self.header, self.base.digest = self.header or found.header, found.weights
+        self.header, self.base.digest = self.header or found.header, settings.weights_digest or found.weights
         if found.names is not None:
             roster.name(found.names)
         (most, _), *others = self.agreement.groups(clients)
@@ -281,6 +281,8 @@ class Reception:
         self.check(header)
         pinned = self.session.settings.weights_digest
         wanted = pinned or (self.base.digest if self.base.missing else None)
+        if begins is None and self.base.missing:
+            raise MessageError("it does not say which weights it begins with")
         if wanted is not None and begins is not None and begins != wanted:
             raise MessageError(f"other first weights: their digest is {begins}, this run's have {wanted}")
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +22,11 @@ from fedseed.transport.memory import MemoryClient, MemoryCoordinator, MemoryEnd,
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5  # seconds between looks for replies, which double from one to the other
 AGAIN_SECONDS = 10.0  # until a node that has failed is asked again
 MOST_FAILED = 3  # times in a row that every node has failed, which ends the run
+MOST_RESTLESS = 8  # exchanges in a row that a node itself asks for; one that is new takes three
 ANSWER_SECONDS = 5.0  # for the coordinator's answer to a node's question
 SPARE_SECONDS = 60.0  # for which Flower keeps a message beyond the time that its answer is waited for
 MOST_TOLD = 1000  # most broadcasts that wait for a node
+MOST_CLIENTS = 100_000  # that all nodes speak for
 
 
 @dataclass
@@ -39,12 +41,14 @@ class _Node:
     urgent: bool = True  # it needs an exchange soon: at first, as it has not been asked who it is
     answers: dict[str, bytes] = field(default_factory=dict)  # to its questions, by their numbers, with client and kind
     asking: set["asyncio.Task[None]"] = field(default_factory=set)  # its questions that have no answer yet
-    exchange: tuple[str, int] | None = None  # the message whose reply is waited for, with what it told
+    exchange: tuple[str, list[bytes]] | None = None  # the message whose reply is waited for, with what it told
     since: float = 0.0  # when that was sent
     exchanges: int = 0  # how many there were
     failed: int = 0  # how often in a row
     again: float = 0.0  # no other exchange is begun before this time
     resident: bool = False  # its process stays, and may have something to say at any time
+    pause: float = SHORTEST_PAUSE  # until it is asked whether it has, longer each time that it has not
+    restless: int = 0  # exchanges in a row that it has asked for itself
     why: str = ""  # why it has failed
 
 
@@ -175,8 +179,9 @@ class _Nodes:
         self._give_up_if_all_fail()
         begun = False
         for node in list(self._nodes.values()):
-            due = node.exchange is None and not node.asking and time.monotonic() >= node.again
-            if due and node.number in self._there and (node.urgent or node.resident):
+            now = time.monotonic()
+            due = node.exchange is None and not node.asking and now >= node.again and node.number in self._there
+            if due and (node.urgent or (node.resident and now >= node.since + node.pause)):
                 await self._send(node)
                 begun = True
         return bool(replies) or begun
@@ -209,22 +214,26 @@ class _Nodes:
             most, mine = shared.limits.get(name, 0) if name else 0, shared.blobs.get(name, {}) if name else {}
             kept = {key: len(blob) for key, blob in mine.items()}
         lacking = [key for key, blob in blobs.items() if node.blobs.get(key) != len(blob)]
+        told = list(node.told)  # more may be broadcast while this is sent
+        node.told.clear()
         body = {
             "number": node.exchanges, "since": node.have, "entries": entries, "end": -1 if log is None else len(log),
-            "over": shared.over, "told": list(node.told), "names": json.dumps({k: len(b) for k, b in blobs.items()}),
+            "over": shared.over, "told": told, "names": json.dumps({k: len(b) for k, b in blobs.items()}),
             "lacking": lacking, "blobs": [blobs[key] for key in lacking], "limit": -1 if most is None else most,
             "kept": json.dumps(kept), "asked": list(node.answers), "answers": list(node.answers.values()),
         }  # fmt: skip
+        if entries or told or node.answers:
+            node.pause = SHORTEST_PAUSE
         message = Message(wire.content(body), node.number, "query", ttl=self._patience + SPARE_SECONDS)
         node.exchanges, node.urgent, node.since = node.exchanges + 1, False, time.monotonic()
         sent = [identity for identity in await asyncio.to_thread(self._grid.push_messages, [message]) if identity]
         self._messages += 1
         self._bytes_down += wire.size(message)
         if sent:
-            node.exchange = str(sent[0]), len(node.told)
+            node.exchange = str(sent[0]), told
             node.blobs = {key: len(blob) for key, blob in blobs.items()}
         else:
-            self._fail(node, "it can't be reached")
+            self._fail(node, "it can't be reached", told)
 
     # -- what comes from nodes -----------------------------------------------------------------------------------------
 
@@ -246,55 +255,62 @@ class _Nodes:
         """Takes a node's reply; None: there was none in time."""
         assert node.exchange is not None
         (_, told), node.exchange = node.exchange, None
-        if message is None:
-            self._fail(node, f"no answer within {self._patience:g} s")
-            return
-        if message.has_error():
-            self._fail(node, f"Flower reports: {message.error.reason}")
-            return
-        self._bytes_up += wire.size(message)
         try:
-            reply = wire.table(message)
-            if problem := reply.get("problem"):
-                self._fail(node, str(problem))
-                return
-            node.have, node.resident = int(reply["have"]), bool(reply["resident"])
-            if reply["heard"]:
-                node.failed, node.answers = 0, {}
-                for _ in range(told):
-                    node.told.popleft()
-            else:
-                node.urgent, node.blobs = True, {}
-            await self._say(node, reply)
-        except (MessageError, NetworkError, KeyError, TypeError, ValueError, AttributeError) as error:
-            self._fail(node, f"not valid: {type(error).__name__}: {error}")
+            if message is None:
+                raise MessageError(f"no answer within {self._patience:g} s")
+            if message.has_error():
+                raise MessageError(f"Flower reports: {message.error.reason}")
+            reply, said = wire.Reply.read(message)
+            self._bytes_up += wire.size(message)
+            node.have, node.resident = reply.have, reply.resident
+            node.restless = node.restless + 1 if reply.waits or not reply.heard else 0
+            if node.restless > MOST_RESTLESS:
+                raise MessageError(f"it has asked to be asked again {node.restless} times in a row")
+            if said or reply.stored:
+                node.pause = SHORTEST_PAUSE
+            await self._say(node, reply, said)
+        except (MessageError, NetworkError) as error:
+            self._fail(node, str(error), told)
+            return
+        if not node.restless:
+            node.failed = 0
+        if reply.heard:
+            node.answers = {}
+        else:
+            node.urgent, node.blobs = True, {}
+            self._tell_again(node, told)
 
-    async def _say(self, node: _Node, reply: wire.Table) -> None:
+    async def _say(self, node: _Node, reply: wire.Reply, said: list[tuple[wire.Said, bytes]]) -> None:
         """Does at the hub what a node's reply asks: stores and drops blobs, sends messages and questions."""
         if node.proxy is None:
-            node.proxy = MemoryClient(self._run, self._shared, str(reply["client"]), QUIET)
+            if (other := self._speaks(node, reply.client)) is not None:
+                raise MessageError(f"it goes by the name of {reply.client}, for which node {other} speaks already")
+            node.proxy = MemoryClient(self._run, self._shared, reply.client, QUIET)
             await node.proxy.listen(node.told.append)
-        contents = reply.get("contents", [])
-        for name, data in zip(reply.get("stored", []), contents, strict=True):
-            self._shared.store(node.proxy.owner, str(name), bytes(data))
-        for name in reply.get("dropped", []):
-            self._shared.blobs.get(node.proxy.owner, {}).pop(str(name), None)
-        for text, data in zip(reply.get("said", []), reply.get("data", []), strict=True):
-            about = json.loads(text)
-            client, what, question = str(about["client"]), str(about["what"]), about.get("question")
-            owner = self._node_of.setdefault(client, node.number)
-            if owner != node.number and owner in self._there:
-                self._reject(client, f"node {node.number} speaks for it, as another node does already")
-                continue
-            self._node_of[client] = node.number
-            if question is None:
-                await node.proxy.send(client, what, bytes(data))
+        for name, data in zip(reply.stored, reply.contents, strict=True):
+            self._shared.store(node.proxy.owner, name, data)
+        for name in reply.dropped:
+            self._shared.blobs.get(node.proxy.owner, {}).pop(name, None)
+        for one, data in said:
+            if (other := self._speaks(node, one.client)) is not None:
+                self._reject(one.client, f"node {node.number} speaks for it, as node {other} does already")
+            elif one.question is None:
+                await node.proxy.send(one.client, one.what, data)
             else:
-                task = asyncio.create_task(self._answer(node, client, what, bytes(data), str(question)))
+                task = asyncio.create_task(self._answer(node, one.client, one.what, data, one.question))
                 node.asking.add(task)
                 task.add_done_callback(node.asking.discard)
-        if reply["waits"]:
-            node.urgent = True
+        node.urgent = node.urgent or reply.waits
+
+    def _speaks(self, node: _Node, client: str) -> int | None:
+        """Lets a node speak for a client; returns the node that does so already, if another one does."""
+        owner = self._node_of.get(client)
+        if owner is not None and owner != node.number and owner in self._there:
+            return owner
+        if owner is None and len(self._node_of) >= MOST_CLIENTS:
+            raise MessageError(f"nodes speak for {MOST_CLIENTS:,} clients already")
+        self._node_of[client] = node.number
+        return None
 
     async def _answer(self, node: _Node, client: str, what: str, data: bytes, question: str) -> None:
         assert node.proxy is not None
@@ -304,14 +320,21 @@ class _Nodes:
 
     # -- nodes that fail -----------------------------------------------------------------------------------------------
 
-    def _fail(self, node: _Node, why: str) -> None:
+    def _tell_again(self, node: _Node, told: Sequence[bytes]) -> None:
+        """What a node could make no use of comes before what is new."""
+        new = list(node.told)
+        node.told.clear()
+        node.told.extend([*told, *new])
+
+    def _fail(self, node: _Node, why: str, told: Sequence[bytes]) -> None:
         """Notes that a node has not answered as it should; asked again later, it hears what it has missed."""
-        node.failed += 1
+        node.failed, node.restless = node.failed + 1, 0
+        self._tell_again(node, told)
         node.urgent, node.again = True, time.monotonic() + self._again
         node.blobs, node.have = {}, 0
         node.why = shown(why)
         name = f"node {node.number}" if node.proxy is None else node.proxy.owner
-        self._reject(str(name), why)
+        self._reject(str(name), node.why)
 
     def _give_up_if_all_fail(self) -> None:
         nodes = [node for node in self._nodes.values() if node.number in self._there]

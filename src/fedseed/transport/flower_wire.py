@@ -20,13 +20,80 @@ the node answers with all that it has to say.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from fedseed.errors import MessageError
+from fedseed.text import first_problem, shown
 
 RECORD = "fedseed"
+MOST_SAID = 250_000  # messages of a reply: two of each client of a large run
+MOST_QUESTIONS = 100  # of these, those that wait for an answer
+MOST_DATA = 1 << 20  # bytes of one message, as on a usual server; what is larger is a blob
 
 Table = dict[str, Any]  # what a ConfigRecord holds: bytes, texts, numbers, and lists of them
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("no name")
+    return name
+
+
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Data = Annotated[bytes, Field(max_length=MOST_DATA)]
+
+
+class Said(BaseModel):
+    """What a message is, and whose; with the number of a question its answer is waited for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    client: Name
+    what: Annotated[str, Field(max_length=20)]
+    question: Annotated[str, Field(max_length=300), AfterValidator(_printable)] | None = None
+
+
+class Reply(BaseModel):
+    """What a node says; whoever sends it may lie. The fields stand above."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    have: Annotated[int, Field(ge=0)]
+    heard: bool
+    waits: bool
+    resident: bool
+    client: Name
+    said: Annotated[list[Annotated[str, Field(max_length=2_000)]], Field(max_length=MOST_SAID), FailFast()] = []
+    data: Annotated[list[Data], Field(max_length=MOST_SAID), FailFast()] = []
+    stored: list[Name] = []
+    contents: list[bytes] = []
+    dropped: list[Name] = []
+
+    @classmethod
+    def read(cls, message: Any) -> "tuple[Reply, list[tuple[Said, bytes]]]":
+        """Returns a node's reply, and the messages in it.
+
+        Args:
+            message: Flower's.
+
+        Raises:
+            MessageError: a field is missing, unknown, of another type or too large; or the node has a problem.
+        """
+        found = table(message)
+        if "problem" in found:
+            raise MessageError(shown(found["problem"], 1000))
+        try:
+            reply = cls.model_validate(found)
+            said = [Said.model_validate_json(text) for text in reply.said]
+        except ValidationError as error:
+            raise MessageError(f"its reply: {first_problem(error)}") from None
+        if len(said) != len(reply.data) or len(reply.stored) != len(reply.contents):
+            raise MessageError("its reply: another number of messages or blobs than of their data")
+        if sum(one.question is not None for one in said) > MOST_QUESTIONS:
+            raise MessageError(f"its reply: more than {MOST_QUESTIONS} questions")
+        return reply, list(zip(said, reply.data, strict=True))
 
 
 def record(table: Mapping[str, Any]) -> Any:
