@@ -93,7 +93,7 @@ def test_labels_are_chosen_among_all_of_them(own_folder):
     assert data.clients[0].examples[0] == Choice(f"t{number}\nLabel:", (" bad", " good"), 1)
     given = load(folder, labels=["good", "fair", "bad"])
     assert [(e.options, e.gold) for e in given.clients[1].examples] == [((" good", " fair", " bad"), 2)] * 3
-    with pytest.raises(RecipeError, match=r"bert.jsonl line 1: \"label\" = 'bad': task.labels has good, fair"):
+    with pytest.raises(RecipeError, match=r"bert.jsonl line 1, .*: \"label\" = 'bad': task.labels has good, fair"):
         load(folder, labels=["good", "fair"])
     with pytest.raises(RecipeError, match=r"anna.jsonl line 1: all labels are 'good'; there must be two"):
         (folder / "bert.jsonl").unlink()
@@ -346,7 +346,7 @@ def test_fields_may_be_called_otherwise_in_the_data(tmp_path):
     row = {"question": "P", "answer": "R", "prompt": "not this"}
     fields = {"prompt": "question", "completion": "answer"}
     assert example(tmp_path, row, fields=fields) == Example("P", "R")
-    with pytest.raises(RecipeError, match=r'line 1: no "reply", which task.fields takes for "completion"; .*line 2'):
+    with pytest.raises(RecipeError, match=r'line 1, .* line 2: no "reply", which task.fields takes for "completion"'):
         example(tmp_path, row, fields={"prompt": "question", "completion": "reply"})
 
 

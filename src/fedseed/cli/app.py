@@ -230,6 +230,8 @@ def compare(
 def _run(
     recipe: "Recipe", folder: Path, running: Running, shown: Console, resume: bool, extend: bool = False
 ) -> dict[str, Any]:
+    if not recipe.of_parties:
+        recipe.task.client_names()  # a path that leads nowhere is said before torch is imported
     from fedseed.models.loading import quiet
     from fedseed.reports.progress import Shown
     from fedseed.runs.assembly import build  # torch from here on

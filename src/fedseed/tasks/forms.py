@@ -1,5 +1,6 @@
 """The forms that rows of the user's own data may have, what each becomes, what is wrong, and what is there twice."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -146,6 +147,12 @@ class SourceLine:
     row: Record
 
 
+def _listed(places: Sequence[str]) -> str:
+    """Returns places of rows, the first of them by name."""
+    rest = len(places) - SHOWN
+    return ", ".join(places[:SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
 class Reader:
     """Reads files whose rows are all of one form, and remembers what is wrong with them.
 
@@ -192,11 +199,15 @@ class Reader:
             return
         if len(self.bad) == 1:
             raise RecipeError(self.bad[0])
-        rest = len(self.bad) - SHOWN
+        places: dict[str, list[str]] = {}  # by what is wrong, which is mostly the same
+        for bad in self.bad:
+            place, _, what = bad.partition(": ")
+            places.setdefault(what, []).append(place)
+        told = [f"{_listed(where)}: {what}" for what, where in list(places.items())[:SHOWN]]
+        rest = len(self.bad) - sum(map(len, list(places.values())[:SHOWN]))
+        told += [f"and {rest:,} more"] if rest else []
         raise RecipeError(
-            f'{len(self.bad):,} bad lines (task.on_bad_line = "skip" leaves them out): '
-            + "; ".join(self.bad[:SHOWN])
-            + (f"; and {rest:,} more" if rest > 0 else "")
+            f'{len(self.bad):,} bad lines (task.on_bad_line = "skip" leaves them out): ' + "; ".join(told)
         )
 
     def notes(self) -> list[str]:
@@ -218,7 +229,12 @@ class Reader:
         if self.form is None and found is None:
             known = "; ".join(form.fields for form in FORMS)
             has = shown(", ".join(row.values)) or "no field"
-            raise RecipeError(f"{row.where}: it has {has}, which is none of the known forms: {known}")
+            pair = zip(("prompt", "completion"), row.values, strict=False)
+            given = ", ".join(f"{name} = {json.dumps(shown(theirs))}" for name, theirs in pair)
+            raise RecipeError(
+                f"{row.where}: it has {has}, which is none of the known forms: {known}"
+                + (f"; say which field is what, such as task.fields = {{{given}}}" if given else "")
+            )
         if self.form is None:
             self.form, self.first = found, row.where
         assert self.form is not None
