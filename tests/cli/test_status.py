@@ -17,7 +17,7 @@ GOING = {
     "away": ["south"], "waiting": {"here": 1, "wanted": 3}, "last": {}, "repeated_rounds": 0, "refusals": {},
     "skewed_clocks": [], "drifted": [], "ended": False,
 }  # fmt: skip
-STARTED = {**GOING, "round": 4, "alive": 3, "away": [], "waiting": None, "waiting_for": ["north"],
+STARTED = {**GOING, "round": 4, "alive": 3, "away": [], "waiting": None, "waiting_for": ["north"], "late": ["east"],
            "last": {"round": 3, "evaluated": 2, "loss": 1.5}}  # fmt: skip
 GONE = {"run": "r", "entries": 12, "ended": False}
 
@@ -28,7 +28,7 @@ def test_watching_says_what_is_new_until_the_run_is_over():
     follow(lambda: next(looks), Console(file=said, width=40), 0.0)
     assert said.getvalue().splitlines() == [
         "r: waiting for clients: 1 of 3 are here",
-        "r: round 4 of 9, 3 of 3 clients alive, held-out loss 1.500 (round 2), waiting for north",
+        "r: round 4 of 9, 3 of 3 clients alive, held-out loss 1.500 (round 2), waiting for north, held up by east",
         "r: no coordinator answers; the server holds its log (12 entries)",
         "r: no coordinator answers; the server holds its log (12 entries); the run is over",
     ]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from math import inf
 
 import pytest
 
@@ -29,7 +30,7 @@ class Ask:
     def __init__(self, hosts, speaks_for=None, **settings):
         self.hosts, self.now, self.asked, self.refused = hosts, 0.0, [], []
         self.heard = Heard()
-        settings = CoordinatorSettings(dead_after=1e9, deadline=DEADLINE, **settings)
+        settings = CoordinatorSettings(dead_after=1e9, deadline=DEADLINE, **{"patience": inf, **settings})
         self.session = Session(self, settings, self.heard, Rejected(self.heard, "run"), "epoch", clock=lambda: self.now)
         self.session.pause = self.pause
         speaks_for = {host: [host] for host in hosts} | (speaks_for or {})
@@ -104,15 +105,36 @@ def test_the_next_evaluates_if_the_first_does_not():
     assert one.ask()[1] < 5 and one.asked[-1][1] == "a"
 
 
+def just_in_time(question, now):
+    """Reports when the deadline, as it were, is about to be over."""
+    return honest(question, now) if now % DEADLINE > DEADLINE - 5 else None
+
+
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_who_reports_just_before_each_deadline_does_not_hold_the_others_up(evaluate):
+    """Nor who evaluates so late: another is tried, and is faster."""
+    script = just_in_time if not evaluate else lambda question, now: (
+        just_in_time(question, now) if question["evaluate"] == "a" else {"metrics": None})  # fmt: skip
+    one = Ask({"a": script, **{name: only_if_asked(name) for name in "bcd"}}, patience=30.0)
+    for _ in range(10):
+        one.ask(evaluate)
+    assert one.now < DEADLINE + 20 if evaluate else one.now < 100
+    assert evaluate or one.inquiry.late.named() == ["a"]
+    assert one.asked[-1][1] == ("b" if evaluate else None)
+
+
 def test_whoever_never_reports_is_waited_for_once():
     one = Ask({"a": mute, "b": only_if_asked("b"), "c": only_if_asked("c")})
     line, took = one.ask()
     assert line["processes"] == 2 and DEADLINE < took < 2 * DEADLINE + 5
     assert any("a has not evaluated" in text for text in one.heard.warnings)
     assert one.ask()[1] < 5
-    one.say("a", {})  # it reports again, so it is waited for again
+    one.say("a", {})  # it reports again, so it is waited for again, in its time
+    assert one.ask(evaluate=False)[1] < 5
+    one.say("a", {})
+    one.now += 2 * DEADLINE
     assert one.ask(evaluate=False)[1] > DEADLINE
-    assert one.heard.warnings[-1] == f"round 2: no report of a within {DEADLINE:g} s"
+    assert one.heard.warnings[-1] == f"round 2: no report of a within {DEADLINE:g} s: it is not asked for 1201 s"
     assert one.ask(evaluate=False)[1] < 5
 
 

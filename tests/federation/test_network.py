@@ -114,6 +114,16 @@ def test_a_client_stopped_for_longer_than_the_deadline(problem, network, shared_
     assert "no answer within 0.5 s" in reasons
 
 
+def test_a_client_that_holds_the_others_up_is_named_and_left_out(problem, network, shared_server):
+    """Long before the deadline, which is 600 seconds."""
+    net = network(shared_server, {**SLOW, "federation": {"patience": 1.0}})
+    coordinator, others, late = net.coordinator(), net.host(0, 1, 2), net.host(3, slow=10.0)
+    others = [others, net.host(4)]
+    until(lambda: (net.status() or {}).get("late") == ["client-3"], "nobody is named")
+    net.check(problem, coordinator, [*others, late])
+    assert {s["client"] for line in net.lines() for s in line.get("skipped", [])} == {"client-3"}
+
+
 def test_a_second_coordinator_refuses(problem, network, shared_server, in_process, tmp_path):
     net = network(shared_server, SLOW)
     expected = in_process(problem, net.recipe)

@@ -1,6 +1,7 @@
 """Rounds in which somebody is there and never answers. The clock is the test's."""
 
 import asyncio
+from math import inf
 
 import pytest
 
@@ -37,7 +38,7 @@ class Answering:
     def __init__(self, clients, per_round, method=METHOD, payload=b"\x01", away=None, **settings):
         self.method, self.payload, self.away = method, payload, away
         self.clients, self.now, self.heard, self.late = clients, 0.0, Heard(), []
-        settings = CoordinatorSettings(dead_after=1e9, deadline=DEADLINE, **settings)
+        settings = CoordinatorSettings(dead_after=1e9, deadline=DEADLINE, **{"patience": inf, **settings})
         self.session = Session(self, settings, self.heard, Rejected(self.heard, "run"), "epoch", clock=lambda: self.now)
         self.session.pause = self.pause
         self.roster = Roster(1e9, list(clients))
@@ -104,6 +105,37 @@ def test_whoever_never_answers_costs_less_and_less():
     said = [text for text in one.heard.warnings if "not asked" in text]
     assert said[0] == (f"round {waited[0]}: nothing of a that counts has come within 600 s: it is not asked for 600 s")
     assert [text.rsplit(" for ", 1)[1] for text in said] == ["600 s", "1200 s", "2400 s"]
+
+
+def test_who_answers_just_before_each_deadline_takes_no_more_time_than_the_others():
+    at_the_edge = {}
+
+    def late(number):
+        began = at_the_edge.setdefault(number, one.now)
+        return one.now >= began + DEADLINE - 20
+
+    one = Answering({"a": late, "b": yes, "c": yes, "d": yes}, 4, patience=30.0)
+    for number in range(1, 101):
+        one.round(number)
+    assert one.now < 2 * 100 * 10  # what the others take alone, each round 10 s
+    assert one.rounds.late.named() == [0]
+    said = [text for text in one.heard.warnings if "not asked" in text]
+    assert said[0] == "round 1: nothing of a that counts has come within 130 s: it is not asked for 130 s"
+
+
+@pytest.mark.parametrize("more", [{"patience": 1e6}, {"minimum": 2}])
+def test_one_that_is_slow_by_right_is_waited_for(more):
+    """Where the settings say so, or where it is needed."""
+    one = Answering({"a": lambda number: one.now % 500 > 480, "b": yes}, 2, **more)
+    assert all(one.round(number)[0] == ["a", "b"] for number in range(1, 10)) and one.now > 4000
+
+
+def test_machines_that_stall_in_turns_hold_nobody_up():
+    """Each of them is ten times as slow as the others now and then, as on a busy machine."""
+    stalls = {}
+    turn = lambda mine: lambda number: number % 4 != mine or stalls.setdefault(number, one.now) + 90 <= one.now  # noqa: E731
+    one = Answering({name: turn(at) for at, name in enumerate("abcd")}, 4, patience=30.0)
+    assert all(len(one.round(number)[0]) == 4 for number in range(1, 201))
 
 
 def test_one_that_answers_again_is_as_any_other():

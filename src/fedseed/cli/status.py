@@ -43,6 +43,8 @@ def describe(about: dict[str, Any]) -> list[str]:
         lines.append(f"waiting  {waiting['here']} of {waiting['wanted'] or '?'} clients are here; no round has begun")
     if about["waiting_for"]:
         lines.append(f"waiting  for {listed(about['waiting_for'])}")
+    if about.get("late"):
+        lines.append(f"late     {listed(about['late'])}: several times as long as the others")
     if "bytes_up" in last:
         lines.append(f"bytes    {last['bytes_up']:,.0f} up, {last['bytes_down']:,.0f} down a client and round")
     for name in shown_metrics(name for name, value in last.items() if isinstance(value, float)):
@@ -108,6 +110,8 @@ def in_a_line(about: dict[str, Any]) -> str:
         parts.append(f"held-out loss {last['loss']:.3f} (round {last.get('evaluated', last['round'])})")
     if about["waiting_for"]:
         parts.append(f"waiting for {listed(about['waiting_for'])}")
+    if about.get("late"):
+        parts.append(f"held up by {listed(about['late'])}")
     if about.get("ended"):
         parts.append("the run is over")
     return f"{about['run']}: {', '.join(parts)}"

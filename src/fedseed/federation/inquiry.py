@@ -9,7 +9,7 @@ from fedseed.federation.control import MOST_ROUND, Beat, Phases, Question, Repor
 from fedseed.federation.cost import Cost
 from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import listed
-from fedseed.federation.session import RESEND_SECONDS, Session
+from fedseed.federation.session import GRACE_SECONDS, RESEND_SECONDS, TIMES, Late, Session, Wait
 from fedseed.orbit.record import NO_DIGEST
 from fedseed.reports.results import RoundLine
 from fedseed.text import shown
@@ -22,8 +22,9 @@ Reports = Mapping[str, Report]  # by host
 class Inquiry:
     """Asks, and takes beats and reports.
 
-    Nobody is waited for without end: a process that lets the deadline pass is not waited for any more until it reports
-    again, and one that was to evaluate is followed by the next; where all answer and none evaluates, the run ends.
+    Nobody is waited for without end: a process that lets the deadline pass, or the others wait, is not waited for any
+    more until it reports again, and one that was to evaluate, or is much slower at it, is followed by the next; where
+    all answer and none evaluates, the run ends.
 
     Args:
         session: the conversation.
@@ -41,6 +42,10 @@ class Inquiry:
         self._asked: set[str] = set()  # hosts that were to evaluate after this round
         self._tried: set[str] = set()  # those of them that need not be asked before all others have been
         self._phases = Phases()
+        self.late: Late[str] = Late(
+            session, lambda host, asked: roster.spoken_for().get(host, 1)
+        )  # hosts that have let the others wait
+        self._took: dict[str, float] = {}  # seconds from the question to each host's last evaluation
 
     # -- what comes in -----------------------------------------------------------------------------------------------
 
@@ -148,8 +153,10 @@ class Inquiry:
         each = evaluate and session.settings.each_evaluates
         evaluator: str | None = None
         told, again, resend, vain = False, False, session.clock(), set[str]()
-        deadline = evaluate_by = session.clock() + session.settings.deadline
-        give_up = session.clock() + MOST_DEADLINES * session.settings.deadline
+        since = session.clock()  # the evaluator was asked
+        deadline = evaluate_by = since + session.settings.deadline
+        give_up = since + MOST_DEADLINES * session.settings.deadline
+        wait: Wait[str] | None = None
         while True:
             alive = roster.alive()
             now = session.clock()
@@ -157,16 +164,21 @@ class Inquiry:
             if each:
                 reports = {name: report for name, report in reports.items() if report.metrics is not None}
             evaluated = not evaluate or each or any(reports[name].metrics for name in self._asked & reports.keys())
-            late = alive.keys() - reports.keys() - self._refused - self._late
-            if reports and evaluated and (not late or now > deadline):
-                self._give_up(number, late)
+            late = {n for n in alive.keys() - reports.keys() - self._refused - self._late if not self.late.is_out(n)}
+            if evaluate and not each and evaluated and evaluator is not None and reports.keys() & {evaluator}:
+                self._took[evaluator] = now - since
+            held = wait.holding(reports.keys() | self._refused) if wait is not None else set()
+            if reports and evaluated and (late <= held or now > deadline):
+                self._give_up(number, late, wait)
                 self.awaited = []
+                for name in reports:
+                    self.late.back(name)
                 return reports
             vain |= self._refused | reports.keys()
             if not evaluated and (evaluator not in alive or evaluator in self._refused or now > evaluate_by):
                 before, again = evaluator, again or (bool(self._tried) and not alive.keys() - self._tried)
                 evaluator = self._next_evaluator(number, alive.keys(), before, now > evaluate_by)
-                evaluate_by = now + session.settings.deadline
+                since, evaluate_by = now, now + session.settings.deadline
                 # those who are asked once more are so in their time
                 resend = now if evaluator != before and not again else min(resend, now + RESEND_SECONDS)
             elif now > deadline and not reports and not told:
@@ -178,6 +190,8 @@ class Inquiry:
                     f"round {number}: {listed(alive)} have answered for {seconds:g} s, and none has sent an evaluation "
                     "that can be used"
                 )
+            if wait is None and alive:
+                wait = Wait(self.late, late - {evaluator}, 1)
             self.awaited = sorted(late if evaluated or evaluator is None else {*late, evaluator})
             if now >= resend:
                 if alive:
@@ -189,12 +203,12 @@ class Inquiry:
                 resend = now + (session.end.resend_seconds if alive else 0.5)
             await session.pause(0.25)
 
-    def _give_up(self, number: int, late: Set[str]) -> None:
-        """The deadline is over for these: until they report again they are not waited for."""
+    def _give_up(self, number: int, late: Set[str], wait: Wait[str] | None) -> None:
+        """The deadline, or the patience, is over for these: until they report again they are not waited for."""
         self._late |= late
-        if late:
-            patience = self.session.settings.deadline
-            self.session.progress.warn(f"round {number}: no report of {listed(late)} within {patience:g} s")
+        for host in sorted(late):
+            assert wait is not None
+            wait.leave_out(host, f"round {number}: no report of {host} {wait.within}")
 
     def _next_evaluator(self, number: int, alive: Set[str], before: str | None, over: bool) -> str | None:
         """Who evaluates: the first by number that has not been tried after this round; the idle come last.
@@ -211,7 +225,9 @@ class Inquiry:
             self._tried, self._refused = set(), set()
         left = alive - self._tried - {before} or alive
         chosen = min(
-            left, key=lambda name: (name in self._idle, self.roster.numbers.get(name, MOST_ROUND)), default=None
+            left,
+            key=lambda name: (name in self._idle, self._is_slow(name), self.roster.numbers.get(name, MOST_ROUND)),
+            default=None,
         )
         if before is not None and over:
             patience = self.session.settings.deadline
@@ -221,6 +237,11 @@ class Inquiry:
             self._asked.add(chosen)
             self._tried.add(chosen)
         return chosen
+
+    def _is_slow(self, host: str) -> bool:
+        """Whether another should evaluate: this one took much longer than others did, or so long that one may try."""
+        mine, others = self._took.get(host, 0.0), [took for name, took in self._took.items() if name != host]
+        return mine > (max(GRACE_SECONDS, TIMES * min(others)) if others else self.session.settings.patience)
 
     def _add_costs(self, line: RoundLine, reports: Reports) -> None:
         """What the clients' work since the last line has cost."""

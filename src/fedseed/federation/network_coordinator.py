@@ -269,6 +269,11 @@ class NetworkCoordinator:
         made = 0 if coordinator is None else coordinator.steps
         return mechanism.counted(max(made, len(self.log.steps)))  # the log's, until they are taken up
 
+    def _late(self) -> list[str]:
+        """Returns who holds the others up, or is left out because it has."""
+        answers = [] if self.rounds is None else [self.roster.names[client] for client in self.rounds.late.named()]
+        return sorted({*answers, *self.inquiry.late.named()})
+
     def status(self) -> dict[str, Any]:
         """Returns what `fedseed status` shows."""
         here, names = self.roster.present(), self.roster.names
@@ -282,6 +287,7 @@ class NetworkCoordinator:
             "round": current.number if current is not None else self.line.get("round", 0),
             "rounds": self.total,
             "waiting_for": [names[number] for number in missing[:MOST_NAMED]] or self.inquiry.awaited[:MOST_NAMED],
+            "late": self._late()[:MOST_NAMED],
             "clients": len(names),
             "alive": len(here),
             "away": self.roster.away()[:MOST_NAMED],

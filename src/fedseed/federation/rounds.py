@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from fedseed.federation.large import Room, attempt_of, carry, fetch, is_stored, 
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import SAID, SILENT, Stored, plan_message, read_silent
-from fedseed.federation.session import RESEND_SECONDS, Late, Session
+from fedseed.federation.session import RESEND_SECONDS, Late, Session, Wait
 from fedseed.privacy.secure.errors import LostError, TooFewError
 from fedseed.privacy.settings import WITHHELD
 
@@ -73,7 +73,7 @@ class OpenRound:
     joined: set[int] = field(default_factory=set)
 
 
-def _secure_talk(session: Session, roster: Roster, coordinator: Coordinator, late: Late) -> "SecureTalk | None":
+def _secure_talk(session: Session, roster: Roster, coordinator: Coordinator, late: Late[int]) -> "SecureTalk | None":
     """What holds the conversations of secure sums, if the run has any; only then its libraries are loaded."""
     if not coordinator.sums:
         return None
@@ -104,10 +104,10 @@ class Rounds:
         self._largest = largest
         self._running = False  # whether a round was begun here
         self.idle: set[int] = set()  # who has sent nothing before, which is said once of those without examples
-        self._late = Late(session)  # who has let a deadline pass since its last answer that counts
+        self.late = Late(session, self._work)  # who has let the others wait since its last answer that counts
         self._fetching: set[asyncio.Task[None]] = set()
         self._room = Room(largest)
-        self.secure = _secure_talk(session, roster, coordinator, self._late)
+        self.secure = _secure_talk(session, roster, coordinator, self.late)
 
     # -- what comes in -----------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class Rounds:
 
     def _count(self, current: OpenRound, number: int, size: int) -> None:
         if self.secure is None:  # otherwise much comes after it
-            self._late.back(number)
+            self.late.back(number)
         current.bytes_up[number] = size - FRAME_BYTES
         if current.silent.pop(number, None) is None:
             self._one_less(current)
@@ -162,7 +162,7 @@ class Rounds:
         if client not in current.clients or client in self.coordinator.answered or client in current.silent:
             raise MessageError(f"client {client} has answered round {number} already, or takes no part in it")
         if self.secure is None:
-            self._late.back(client)
+            self.late.back(client)
         current.silent[client] = reason
         self._one_less(current)
 
@@ -228,7 +228,7 @@ class Rounds:
         if self.secure is not None:
             self.secure.begin()
         while True:
-            clients = self.coordinator.open(number, attempt, self._late.without(await self._enough(), self._least))
+            clients = self.coordinator.open(number, attempt, self.late.without(await self._enough(), self._least))
             if len(clients) < minimum:  # privacy lets nobody take the place of those that are away
                 await self.session.pause(0.25)
                 continue
@@ -288,7 +288,7 @@ class Rounds:
             return False
         self.open.refused |= {client: proof.reason for client, proof in self.secure.coordinator.summing.barred.items()}
         for client in self.open.clients - self.missing(self.open) - self.secure.slow:
-            self._late.back(client)
+            self.late.back(client)
         return True
 
     @property
@@ -343,16 +343,18 @@ class Rounds:
         deadline = clock() + self.session.settings.deadline
         between = self.session.end.resend_seconds
         resend = clock() + between
+        wait = Wait(self.late, current.clients, self._least)
         while current.missing:
             await self.session.pause(0.25)
+            missing = self.missing(current)
+            held = wait.holding(current.clients - missing)
             if not current.missing:
                 break
-            now = clock()
-            if now >= deadline:
-                self._leave_out(current)
-                return f"no answer within {self.session.settings.deadline:g} s"
-            missing = self.missing(current)
-            if not missing & self.roster.present():
+            now, here = clock(), missing & self.roster.present()
+            if now >= deadline or (here and here <= held):
+                self._leave_out(current, wait)
+                return f"no answer {wait.within}"
+            if not here:
                 return "it has gone"
             if now >= resend:
                 for carried, clients in asked:
@@ -364,18 +366,22 @@ class Rounds:
     def _names(self, clients: Sequence[int]) -> list[str]:
         return [self.roster.names[client] for client in clients]
 
-    def _leave_out(self, current: OpenRound) -> None:
-        """The deadline is over: whoever is there and has sent nothing that counts would cost every round that much.
+    def _work(self, client: int, asked: Set[int]) -> int:
+        """How many of the clients who are asked are in the same process."""
+        host = self.roster.host_of(self.roster.names[client])
+        return sum(self.roster.host_of(self.roster.names[other]) == host for other in asked)
+
+    def _leave_out(self, current: OpenRound, wait: Wait[int]) -> None:
+        """The deadline, or the patience, is over: whoever is there and has sent nothing that counts would go on so.
 
         It is asked again when it has been left out for as long as it was waited for, and, each time in a row that it
-        lets a deadline pass, for twice as long.
+        lets the others wait, for twice as long.
         """
         if not self.coordinator.answered and not current.silent:
             return  # nobody has answered: that is no reason to prefer one to another
-        seconds = self.session.settings.deadline
         for client in sorted(self.missing(current) & self.roster.present()):
-            why = f"nothing of {self.roster.names[client]} that counts has come within {seconds:g} s"
-            self._late.leave_out(client, seconds, f"round {current.number}: {why}")
+            why = f"nothing of {self.roster.names[client]} that counts has come {wait.within}"
+            wait.leave_out(client, f"round {current.number}: {why}")
 
     async def _enough(self) -> frozenset[int]:
         """Wait until enough clients are there for a round; who they are."""

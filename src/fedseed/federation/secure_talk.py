@@ -13,7 +13,7 @@ from fedseed.errors import FedseedError, MessageError
 from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import SAID, plan_message
 from fedseed.federation.secure import Masking, SecureCoordinator
-from fedseed.federation.session import RESEND_SECONDS, Late, Session
+from fedseed.federation.session import RESEND_SECONDS, Late, Session, Wait
 from fedseed.privacy.secure.errors import LostError, OpenedBeforeError, TooFewError
 from fedseed.privacy.secure.messages import Phase
 from fedseed.privacy.secure.summing import Asking
@@ -22,7 +22,6 @@ from fedseed.text import shown
 T = TypeVar("T")
 ABOUT_BYTES = 15  # phase, setup, and where they matter round and attempt
 NOTHING, SOMETHING, OPENED = 0, 1, 2
-PATIENCE = 30.0  # seconds at the least that an ask goes on when enough have answered, if the deadline is not over
 
 
 def answered(masking: Masking, client: int, ask: bytes) -> bytes:
@@ -52,7 +51,7 @@ class SecureTalk:
         late: whoever lets a deadline pass is left out for a while.
     """
 
-    def __init__(self, session: Session, roster: Roster, coordinator: SecureCoordinator, late: Late) -> None:
+    def __init__(self, session: Session, roster: Roster, coordinator: SecureCoordinator, late: Late[int]) -> None:
         self.session = session
         self.roster = roster
         self.coordinator = coordinator
@@ -95,16 +94,15 @@ class SecureTalk:
         began = resend = clock()
         longer = 2 ** min(self._failed, 6)
         until = began + self.session.settings.deadline * longer
+        wait = Wait(self.late, asks.keys(), min(least, len(asks) - 1), longer)
         while missing := asks.keys() - self._answers.keys():
             now = clock()
-            if len(self._answers) >= min(least, len(asks) - 1):  # no need to wait much longer than these have taken
-                until = min(until, now + max(PATIENCE * longer, 3 * (now - began)))
+            held = wait.holding(self._answers.keys())
             if len(self._answers) >= least and missing <= self.slow:
                 break
-            if now >= until:
-                self._leave_out(missing & self.roster.present(), now - began)
-                break
-            if self._answers and not missing & self.roster.present():
+            here = missing & self.roster.present()
+            if now >= until or (self._answers and here <= held):
+                self._leave_out(here, wait)
                 break
             if now >= resend:
                 await self._send({client: asks[client] for client in sorted(missing)})
@@ -115,14 +113,14 @@ class SecureTalk:
             raise LostError(f"{len(self._opened)} clients have opened it before, and do not again: its sum is lost")
         return {client: answer for client, answer in self._answers.items() if answer is not None}
 
-    def _leave_out(self, missing: Set[int], seconds: float) -> None:
+    def _leave_out(self, missing: Set[int], wait: Wait[int]) -> None:
         """The deadline of an ask is over, as that of a plan: whoever is there costs every round that much."""
         if not self._answers:
             return  # nobody has answered: that is no reason to prefer one to another
         phase = Phase(next(iter(self._asks.values()))[0]).name
         for client in sorted(missing - self.slow):
-            why = f"{self.roster.names[client]} has not answered {phase} of secure sums within {seconds:.3g} s"
-            self.late.leave_out(client, seconds, why)
+            why = f"{self.roster.names[client]} has not answered {phase} of secure sums {wait.within}"
+            wait.leave_out(client, why)
         self.slow |= missing
 
     async def _send(self, asks: dict[int, bytes]) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
+from typing import Generic, TypeVar
 
 from fedseed.federation.protocol import call_message
 from fedseed.privacy.secure.settings import SecureSums
@@ -16,7 +18,10 @@ from fedseed.weights.layout import DigestKind
 
 STRANGER_SECONDS = 30.0  # at most so many pass between calls because of somebody who is not known
 RESEND_SECONDS = 2.0  # a plan or a question is repeated to those that have not answered
-
+TIMES = 3.0  # times what the others need may somebody take without holding them up,
+GRACE_SECONDS = 1.0  # and so many seconds
+REPEATED = 9.0  # times what the others need may somebody hold them up in all
+Who = TypeVar("Who", bound=Hashable)
 
 MOST_TOLD = 50  # refusals that are shown; all are counted
 MOST_REASONS = 50  # reasons that are kept for each sender
@@ -94,6 +99,7 @@ class CoordinatorSettings:
 
     Args:
         deadline: seconds after which a round does without those that have not answered.
+        patience: seconds in all for which one that takes several times as long as the others may hold them up.
         minimum: answers that a round needs; with fewer it is begun again.
         start_with: clients that must be there before the first round; None: all.
         dead_after: seconds of silence after which a client is taken for dead.
@@ -123,6 +129,7 @@ class CoordinatorSettings:
     check: Callable[[int], None] = lambda clients: None
     weights_digest: str | None = None
     secure: SecureSums | None = None
+    patience: float = 30.0
 
 
 @dataclass
@@ -183,30 +190,119 @@ class Session:
                 await self._changed.wait()
 
 
-class Late:
-    """Keeps clients that are there and have let the others wait: each is left out for a while and then asked again.
+class Late(Generic[Who]):
+    """Keeps who is there and lets the others wait: each is left out for a while and then asked again.
+
+    What somebody takes beyond `TIMES` of what the slowest of the others needed is held against it, and what it does in
+    time speaks for it. When that comes to the settings' `patience`, and to several times what the others needed, it is
+    not waited for.
 
     Args:
         session: the conversation.
+        work: how much of the work of a wait is somebody's: of two that are in one process, each has to wait for both.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, work: Callable[[Who, Set[Who]], int] = lambda who, asked: 1) -> None:
         self.session = session
-        self._out: dict[int, tuple[float, float]] = {}  # until when, and for how many seconds
+        self.work = work
+        self._out: dict[Who, tuple[float, float]] = {}  # until when, and for how many seconds
+        self._owed: dict[Who, float] = {}  # seconds for which the others have waited
 
-    def leave_out(self, client: int, seconds: float, why: str) -> None:
-        """Leaves a client out for so many seconds, and for twice as long each further time in a row."""
-        if client in self._out:
-            seconds = max(seconds, 2 * self._out[client][1])
-        self._out[client] = self.session.clock() + seconds, seconds
-        self.session.progress.warn(f"{why}: it is not asked for {seconds:g} s")
+    def leave_out(self, who: Who, seconds: float, why: str) -> None:
+        """Leaves somebody out for so many seconds, or what it owes; for twice as long each further time in a row."""
+        seconds = max(seconds, self._owed.get(who, 0.0), 2 * self._out.get(who, (0.0, 0.0))[1])
+        self._out[who] = self.session.clock() + seconds, seconds
+        self.session.progress.warn(f"{why}: it is not asked for {round(seconds, 1):g} s")
 
-    def back(self, client: int) -> None:
-        """Leaves a client out no more: it has answered in time."""
-        self._out.pop(client, None)
+    def back(self, who: Who) -> None:
+        """Leaves somebody out no more: it has answered in time."""
+        self._out.pop(who, None)
 
-    def without(self, here: frozenset[int], least: int) -> frozenset[int]:
-        """Returns those of the clients here who may be asked: all but those left out, unless too few would remain."""
-        now = self.session.clock()
-        rest = frozenset(client for client in here if now >= self._out.get(client, (now, 0.0))[0])
+    def owe(self, who: Who, seconds: float) -> None:
+        """Somebody has held the others up for so many seconds, or (less than 0) has not."""
+        self._owed[who] = max(0.0, self._owed.get(who, 0.0) + seconds)
+
+    def patience(self, who: Who, needed: float) -> float:
+        """Returns for how long somebody may hold up others that needed so many seconds."""
+        return max(0.0, max(self.session.settings.patience, REPEATED * needed) - self._owed.get(who, 0.0))
+
+    def is_out(self, who: Who) -> bool:
+        """Tells whether somebody is left out now."""
+        return self.session.clock() < self._out.get(who, (-inf, 0.0))[0]
+
+    def named(self) -> list[Who]:
+        """Returns who is left out, or has used up a third of the patience with it."""
+        most = self.session.settings.patience / 3
+        return [who for who in {**self._out, **self._owed} if self.is_out(who) or self._owed.get(who, 0.0) > most]
+
+    def without(self, here: frozenset[Who], least: int) -> frozenset[Who]:
+        """Returns those here who may be asked: all but those left out, unless too few would remain."""
+        rest = frozenset(who for who in here if not self.is_out(who))
         return rest if len(rest) >= least else here
+
+
+class Wait(Generic[Who]):
+    """Waits for several at once, and sees who of them holds the others up.
+
+    Args:
+        late: what is known of each.
+        asked: who is waited for.
+        least: answers without which nothing can go on.
+        longer: how many times as much patience as usual.
+    """
+
+    def __init__(self, late: Late[Who], asked: Set[Who], least: int, longer: float = 1.0) -> None:
+        self._late = late
+        self._asked = asked
+        self._least = max(least, (len(asked) + 1) // 2)
+        self._longer = longer
+        self._answered: Set[Who] = frozenset()
+        self._in_time: set[Who] = set()
+        self._needed = 0.0  # seconds that the slowest of those in time took for a single one's work
+        self._began = late.session.clock()
+
+    def _fair(self, who: Who) -> float:
+        """Seconds that somebody may take without holding anybody up."""
+        return max(GRACE_SECONDS, TIMES * self._needed * self._late.work(who, self._asked)) * self._longer
+
+    def holding(self, answered: Set[Who]) -> Set[Who]:
+        """Notes who has answered by now; returns who is not waited for any longer."""
+        took, enough = self.seconds, len(self._answered) >= self._least
+        for who in (answered & self._asked) - self._answered:
+            if enough and took > self._fair(who):
+                self._hold_up(who)
+            else:
+                self._in_time.add(who)
+                self._late.owe(who, -max(took, GRACE_SECONDS))
+                self._needed = max(self._needed, took / self._late.work(who, self._asked))
+        self._answered = frozenset(answered)
+        if not enough:
+            return set()
+        held = set()
+        for who in self._asked - answered:
+            fair = self._fair(who)
+            if took > fair + self._late.patience(who, self._needed) * self._longer:
+                held.add(who)
+        return held
+
+    def _hold_up(self, who: Who) -> None:
+        """Somebody has held the others up until now: for half as long, each of them may itself, as machines stall."""
+        seconds = self.seconds - self._fair(who)
+        self._late.owe(who, seconds)
+        for other in self._in_time:
+            self._late.owe(other, -seconds / 2)
+
+    def leave_out(self, who: Who, why: str) -> None:
+        """Leaves somebody out who has not answered yet."""
+        self._hold_up(who)
+        self._late.leave_out(who, self.seconds, why)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since this wait began."""
+        return self._late.session.clock() - self._began
+
+    @property
+    def within(self) -> str:
+        """Says how long was waited."""
+        return f"within {round(min(self.seconds, self._late.session.settings.deadline * self._longer), 1):g} s"

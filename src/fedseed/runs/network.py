@@ -117,7 +117,7 @@ class NetworkBackend(Backend):
             recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
             recipe.of_parties and not recipe.task.shares_evaluation,
             () if self.spec.patience is None else (stopping.VALIDATION_LOSS,), partial(check_counts, wanted),
-            weights_digest=wanted.weights_digest, secure=recipe.secure_sums,
+            weights_digest=wanted.weights_digest, secure=recipe.secure_sums, patience=wanted.patience,
         )  # fmt: skip
         end = await transport.coordinator(Events(refused=self._refused, failed=self._failed))
         if end.unproven is not None:

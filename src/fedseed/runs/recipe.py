@@ -234,6 +234,8 @@ class FederationSettings(Table):
         replicas: of the run's stream, in a cluster of servers.
         deadline: seconds after which a round does without those that have not answered, a line of metrics without those
             that have not reported, and another client is asked to evaluate.
+        patience: seconds in all for which a client that takes more than three times as long as the slowest of the
+            others may hold them up, if it is not needed; each answer in time counts for it.
         minimum: answers that a round needs; with fewer it is begun again.
         start_with: clients that must be there before the first round; all by default.
         dead_after: seconds of silence after which a client is taken for dead.
@@ -253,6 +255,7 @@ class FederationSettings(Table):
     run: Annotated[str | None, INCIDENTAL] = None
     replicas: Annotated[int, Field(ge=1, le=5), INCIDENTAL] = 1
     deadline: Annotated[PositiveFloat, INCIDENTAL] = 600.0
+    patience: Annotated[PositiveFloat, INCIDENTAL] = 30.0
     minimum: Annotated[PositiveInt, INCIDENTAL] = 1
     start_with: Annotated[PositiveInt | None, INCIDENTAL] = None
     dead_after: Annotated[PositiveFloat, INCIDENTAL] = 6.0

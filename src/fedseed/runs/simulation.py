@@ -97,7 +97,7 @@ class AtHand(Session):
         progress: Progress,
     ) -> None:  # fmt: skip
         # the rounds say what is refused
-        settings, rejected = CoordinatorSettings(deadline=inf, minimum=0), Rejected(Silent(), "")
+        settings, rejected = CoordinatorSettings(deadline=inf, minimum=0, patience=inf), Rejected(Silent(), "")
         super().__init__(cast(CoordinatorEnd, self), settings, progress, rejected, at_hand=True)
         self.hosted = hosted
         self.coordinator = coordinator
