@@ -173,34 +173,6 @@ for module in {LIGHT}:
     assert done.stdout.split("\n") == [*LIGHT, ""]
 
 
-def test_a_coordinator_runs_a_whole_round_without_torch():
-    """Updates are made by hand here; torch can't even be imported."""
-    code = """
-import sys
-sys.modules["torch"] = None  # any import of it fails
-import numpy as np
-from fedseed.federation.coordinator import Coordinator
-from fedseed.weights.layout import Layout, TensorEntry
-from fedseed.federation.messages import MessageKind, Message
-from fedseed.methods import Ferret
-from fedseed.methods.ferret import Coefficients
-
-method = Ferret(directions=4, blocks="one", basis="hadamard", seeds="shared", allocation="size")
-layout = Layout((TensorEntry("w", (10,), "float32"),), (0, 10))
-coordinator = Coordinator(method, layout, seed=1, examples=[5, 5, 5], per_round=2)
-for number in (1, 2):
-    for client in coordinator.open(number):
-        plan = method.decode_plan(coordinator.state, Message.decode(coordinator.plan(client)).payload)
-        update = Coefficients(plan.seed, (np.full(4, client + 1.0, dtype=np.float32),))
-        coordinator.receive(Message(MessageKind.UPDATE, method.code, number, client, update.encode()).encode(), client)
-    step = Message.decode(coordinator.close())
-assert len(step.payload) == 8 + 4 + 16
-print("done")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "done", done.stderr
-
-
 # -- what a reader meets ---------------------------------------------------------------------------------------------
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef

@@ -76,13 +76,6 @@ def parse(words):
         _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
 
 
-def test_a_wrong_command_line_would_be_seen():
-    assert parse(["run", "a.toml", "--rounds", "3"])["rounds"] == 3
-    for wrong in (["run"], ["run", "a.toml", "--round", "3"], ["orbit", "shrink", "x"], ["runs", "a.toml"]):
-        with pytest.raises(Exception, match=r"(?i)missing|no such"):
-            parse(wrong)
-
-
 @blocks("toml")
 def test_tables_are_recipes_or_parts_of_them(block, tmp_path):
     data = tomllib.loads(block.text)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fedseed.durable import Appender, append_to, replacing, sync_folder, write_whole
+from fedseed.durable import Appender, replacing, write_whole
 from fedseed.errors import StorageError
 
 
@@ -57,15 +57,6 @@ def test_an_append_is_on_disk_before_it_returns(tmp_path, calls):
     assert path.read_bytes() == b"onetwo!"
 
 
-def test_the_system_may_write_a_part_at_a_time(tmp_path, monkeypatch):
-    file, pwrite = Appender(tmp_path / "a"), os.pwrite
-    file.append(b"begin ")
-    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: pwrite(handle, data[:3], at))
-    file.append(b"0123456789")
-    assert file.size == 16 and file.path.read_bytes() == b"begin 0123456789"
-    file.close()
-
-
 @pytest.mark.parametrize("failing", ["pwrite", "fsync"])
 def test_a_failed_append_is_taken_back(tmp_path, monkeypatch, failing):
     file, original, count = Appender(tmp_path / "a"), getattr(os, failing), [0]
@@ -88,20 +79,6 @@ def test_a_failed_append_is_taken_back(tmp_path, monkeypatch, failing):
     file.append(b" more")
     file.close()
     assert file.path.read_bytes() == b"kept more"
-
-
-def test_a_cut_is_on_disk_and_never_makes_a_file_longer(tmp_path, calls):
-    file = Appender(tmp_path / "a")
-    file.append(b"0123456789")
-    calls.clear()
-    for size in (11, 10):
-        file.cut(size)
-        assert calls == [] and file.size == 10
-    file.cut(4)
-    assert [name for name, _ in calls] == ["ftruncate", "fsync"] and file.size == 4
-    file.append(b"x")
-    file.close()
-    assert file.path.read_bytes() == b"0123x"
 
 
 def test_a_file_is_replaced_when_all_of_the_new_one_is_on_disk(tmp_path, calls):
@@ -131,19 +108,6 @@ def test_a_failed_replacement_leaves_the_old_file_and_nothing_else(tmp_path, mon
             temporary.write_bytes(b"half")
             raise KeyError
     assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["a.bin"]
-
-
-def test_handles_are_given_back(tmp_path):
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    for number in range(20):
-        sync_folder(tmp_path)
-        (left := tmp_path / "a.0123456789abcdef.part").touch()
-        write_whole(tmp_path / "a", bytes([number]))
-        assert not left.exists()
-        Appender(tmp_path / "b").close()
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
-    with pytest.raises(StorageError, match="nowhere"):
-        Appender(tmp_path / "nowhere" / "a")
 
 
 def test_nothing_is_written_through_a_planted_link(tmp_path):
@@ -180,25 +144,3 @@ def test_what_a_killed_process_has_left_is_removed_and_another_ones_is_not(tmp_p
         assert busy.exists() and not left.exists()
         busy.write_bytes(b"first")
     assert path.read_bytes() == b"first" and sorted(tmp_path.iterdir()) == [path, other]
-
-
-def test_a_new_file_has_the_usual_mode_and_a_link_is_not_appended_to(tmp_path):
-    umask = os.umask(0o022)
-    try:
-        write_whole(tmp_path / "whole", b"x")
-        with open(tmp_path / "grows", "ab", opener=append_to) as file:
-            file.write(b"y")
-        (tmp_path / "link").symlink_to(tmp_path / "whole")
-        with pytest.raises(OSError, match="symbolic link"), open(tmp_path / "link", "ab", opener=append_to):
-            pass
-    finally:
-        os.umask(umask)
-    for name in ("whole", "grows"):
-        assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
-
-
-def test_a_file_that_can_not_be_begun_closes_no_other(tmp_path):
-    with pytest.raises(StorageError):
-        write_whole(tmp_path / "nowhere" / "file", b"x")
-    for handle in range(3):
-        os.fstat(handle)

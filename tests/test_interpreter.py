@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import fedseed
-from fedseed.interpreter import command
 from fedseed.reports.pictures import draw_apart
 
 SOURCE = Path(fedseed.__file__).parent
@@ -36,13 +35,6 @@ def test_a_module_of_the_working_folder_is_not_run(tmp_path, monkeypatch):
     draw_apart(run, [0.25, 0.75], summary)
     left = {"metrics.jsonl", "metrics.png", "probabilities.png", "report.html"}
     assert {path.name for path in run.iterdir()} == left and not (tmp_path / "ran").exists()
-
-
-def test_what_this_process_finds_the_other_finds(tmp_path, monkeypatch):
-    (tmp_path / "beside.py").write_text("import sys\ndef say(*words): print(words, sys.path[0])\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    done = subprocess.run(command("beside", "say", "a b", "c"), capture_output=True, text=True, check=True)
-    assert done.stdout == f"('a b', 'c') {tmp_path}\n"
 
 
 SCRIPT = """

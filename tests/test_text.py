@@ -69,12 +69,7 @@ def test_an_orbits_info_is_plain(tmp_path):
     assert len(fedseed("orbit", "info", hostile(tmp_path / "long", base="x y" * 10_000)).stdout) < 10_000
 
 
-def test_an_error_is_plain(tmp_path):
-    said = fedseed("orbit", "info", tmp_path / "a\x1b[2J\u202e.orbit")
-    assert said.returncode == 1 and r"a\x1b[2J\u202e.orbit: can't be read" in said.stderr and "\x1b" not in said.stderr
-
-
-BASES = ["owner/name", "o/n\nlicense: x", "o/n: {", "null", "/home/me/ba: se", "o/n # x", '"); import os; ("', EVIL]
+BASES = ["owner/name", "o/n\nlicense: x", "null", '"); import os; ("', EVIL]
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -6,12 +6,9 @@ import pytest
 from fedseed.aggregation import (
     RULES,
     CentredClipping,
-    GeometricMedian,
-    Krum,
     Mean,
     Median,
     MultiKrum,
-    NormBound,
     TrimmedMean,
     geometry,
 )
@@ -61,33 +58,15 @@ def test_liars_do_not_pull_the_outcome_far(kind, before):
         assert far == 3.0 or (away < mean / 20 and mean > 20 * spread)
 
 
-def test_the_steps_before_stand_in_their_order():
-    vectors, shares = [np.array([x]) for x in (1.0, 1.0, 1.0, 1.0, 5.0, 9.0)], [1 / 6] * 6
-    settings = {"liars": 1, "bucket": 2, "bound": 1e9}
-    clipped_first = NormBound(before=["arc", "bucketing"], **settings)
-    np.testing.assert_allclose(clipped_first.combine(vectors, shares), [14 / 6])  # int(2 / 6 * 5) = 1: from 9 to 5
-    bucketed_first, found = NormBound(before=["bucketing", "arc"], **settings), set()
-    for number in range(20):
-        (outcome,) = bucketed_first.combine_parts([vectors], shares, Past(seed=1, round=number))
-        found.add(round(float(outcome[0]), 9))
-    # int(2 / 3 * 2) = 1 of three buckets is clipped: of (1, 1, 7) to 1, of (1, 3, 5) to 3
-    assert found == {1.0, round(7 / 3, 9)}
-
-
 @pytest.mark.parametrize(
     ("rule", "least"),
     [
-        (Mean(), 1),
-        (Median(), 1),
         (Median(liars=2), 5),
         (TrimmedMean(liars=3), 7),
-        (Krum(liars=1), 3),
         (MultiKrum(liars=1), 3),
         (MultiKrum(liars=1, chosen=6), 7),
-        (GeometricMedian(liars=2), 5),
         (Median(liars=2, before=["bucketing"]), 9),  # five buckets
         (Median(liars=1, before=["bucketing", "nearest-neighbours"], bucket=4), 9),
-        (Median(liars=1, before=["arc"]), 3),
     ],
 )
 def test_how_many_answers_a_rule_needs(rule, least):
@@ -122,7 +101,3 @@ def test_momentum_keeps_a_part_of_the_last_outcome():
     np.testing.assert_allclose(outcome, [0.625, 0.75 * 1.5 + 0.25, 0.25])
     assert rule.needs_past == "momentum = 0.75" and CentredClipping().needs_past is None
     assert Median().combine_parts and not Median.remembers
-
-
-def test_only_the_plain_mean_is_linear():
-    assert [kind for kind in RULES if kind.linear] == [Mean]

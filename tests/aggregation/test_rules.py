@@ -50,27 +50,6 @@ def test_the_mean_adds_one_client_after_the_other(clients, length, seed):
     assert Mean().combine(vectors, weights).tobytes() == total.tobytes()
 
 
-def test_single_precision_is_multiplied_in_double():
-    values, weight = np.array([0.1, 1e-8], dtype=np.float32), 1 / 3
-    expected = weight * values.astype(np.float64)
-    assert Mean().combine([values], [weight]).tobytes() == expected.tobytes()
-    assert accumulate(Mean(), np.zeros(2), [np.arange(2)], [values], [weight]).tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("clients", [1, 2, 3, 4, 7])
-def test_the_median_is_numpys_and_knows_no_weights(clients):
-    vectors = list(np.random.default_rng(clients).normal(size=(clients, 11)))
-    for weights in ([1 / clients] * clients, [1.0] + [0.0] * (clients - 1)):
-        np.testing.assert_array_equal(Median().combine(vectors, weights), np.median(vectors, axis=0))
-
-
-@pytest.mark.parametrize("rule", [kind() for kind in RULES])
-def test_an_index_that_comes_twice_counts_twice(rule):
-    n = rule.least
-    indices, values = [np.array([1, 1])] * n, [np.array([2.0, 3.0], dtype=np.float32)] * n
-    np.testing.assert_allclose(accumulate(rule, np.zeros(3), indices, values, [1 / n] * n), [0.0, 5.0, 0.0])
-
-
 def test_sparse_vectors_are_zero_elsewhere_for_the_median():
     indices = [np.array([0]), np.array([0]), np.array([1])]
     values = [np.array([5.0]), np.array([3.0]), np.array([9.0])]

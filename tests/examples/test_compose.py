@@ -8,7 +8,6 @@ import typer
 import yaml
 
 from fedseed.cli import app as cli
-from fedseed.runs.site import read_site
 
 FOLDER = Path(__file__).parents[2] / "examples" / "compose"
 FILES = ("server.yaml", "site.yaml")
@@ -47,9 +46,3 @@ def test_fedseed_takes_the_commands(name):
         assert context.params and not context.args
     for command in services.values():
         assert all(isinstance(word, str) for word in command["command"])
-
-
-def test_the_sites_own_file():
-    site = read_site(FOLDER / "site.toml")
-    assert site.names == ["north"] and str(site.own.path) == "/data/north.jsonl"
-    assert site.out == str(FOLDER / "model")

@@ -4,18 +4,11 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-import torch
 
 import fedseed
-from fedseed.federation.network_client import NetworkClient
-from fedseed.runs.joining import part_of
-from fedseed.runs.network import coordinate
-from fedseed.runs.recipe import Recipe
-from fedseed.transport.base import Access
 from support.forked import fedseed_forked as run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -88,56 +81,3 @@ def test_the_packages_transport_keeps_the_contract(installed, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0 and " passed, 2 skipped" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("nothing here knows how to interrupt this transport") == 1  # one line for both
-
-
-@pytest.mark.long
-def test_a_run_over_the_packages_transport_is_that_of_one_process(
-    installed, tmp_path, problem, in_process, monkeypatch
-):
-    monkeypatch.syspath_prepend(str(installed))
-    from fedseed_extension.transport import FolderTransport
-
-    method = {"name": "feedsign", "learning_rate": 1e-2, "batch": 8}
-    tables = {"evaluation": {"every": 2}, "method": method, "federation": {"joint": False}}
-    recipe = Recipe.model_validate({"seed": 3, "rounds": 4, **tables})
-    expected = in_process(problem, recipe.model_dump(exclude_none=True))
-    access, digests = Access(f"folder://{tmp_path / 'shared'}"), []
-
-    def load():
-        settings = {"rounds": 4, "seed": 3, "joint": False, "per_round": recipe.federation.count(5)}
-        return part_of(problem.federation(recipe.method, **settings), ("client-*",))
-
-    def live():
-        torch.set_num_threads(1)
-        digests.append(NetworkClient(FolderTransport(access, "run"), "run", load, 4, None).run())
-
-    clients = threading.Thread(target=live, daemon=True)
-    clients.start()
-    result = coordinate(recipe, "run", FolderTransport(access, "run"), tmp_path / "run")
-    clients.join(120)
-    assert digests == [expected.summary["weights_digest"]] == [result.summary["weights_digest"]]
-    assert list((tmp_path / "shared" / "run" / "inboxes").iterdir()) == []  # everybody has tidied up
-
-
-@pytest.mark.slow
-def test_a_plugin_in_one_file(tmp_path):
-    plugin = EXAMPLES / "plugin_clipped_mean.py"
-    assert any(
-        line.startswith("clipped-mean") and line.rstrip().endswith("plugin_clipped_mean.py")
-        for line in run("list", "aggregation", "--plugin", plugin).stdout.splitlines()
-    )
-    settings = ["rounds=1", "method.seeds=shared", "aggregation.name=clipped-mean", "method.training.steps=1",
-                "method.training.batch=2", "method.training.accumulation=1", "method.directions=20", "task.clients=2",
-                "federation.per_round=2", "task.examples=4", "task.evaluation=1", "task.unseen=0",
-                "evaluation.rouge=false"]  # fmt: skip
-    words = ["run", "small-ferret", *(word for text in settings for word in ("--set", text)), "--out", tmp_path / "run"]
-    assert run(*words).returncode == 2
-    done = run(*words, "--plugin", plugin)
-    assert done.returncode == 0, done.stderr
-    recipe = (tmp_path / "run" / "recipe.toml").read_text()
-    assert str(plugin) in recipe and 'name = "clipped-mean"' in recipe
-    # what the run has written names a plug-in, and so asks for consent as any recipe does
-    words = ["run", tmp_path / "run" / "recipe.toml", "--resume", "--out", tmp_path / "run"]
-    assert "--trust-plugins" in run(*words).stderr
-    assert "finished" in run(*words, "--trust-plugins").stdout
-    assert "finished" in run(*words, "--plugin", plugin).stdout

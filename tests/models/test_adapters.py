@@ -17,11 +17,11 @@ from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Example
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.digest import base_digest
-from support.tiers import mark, tiered
+from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
-ADAPTERS = [LoRA(), LoRA(rank=2, alpha=3, targets=["up_proj", "o_proj"]), PTuning(), PTuning(hidden=16), PromptTuning(),
+ADAPTERS = [LoRA(), LoRA(rank=2, alpha=3, targets=["up_proj", "o_proj"]), PTuning(hidden=16),
             PromptTuning(virtual_tokens=3, init="normal")]  # fmt: skip
 
 
@@ -135,11 +135,11 @@ def test_lora_starts_as_the_base_and_prompts_see_the_whole_text():
     torch.testing.assert_close(seen, whole, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("settings", [PTuning(), PromptTuning(init="normal"), LoRA()], ids=str)
+@pytest.mark.parametrize("settings", [PTuning(), LoRA()], ids=str)
 def test_answers_do_not_depend_on_what_else_is_in_the_batch(settings):
     base, tokenizer = fresh()
     model = install(base, settings, 1)
-    prompts = ["Add 3 and 5.", "Name the longest word in this list: a, bcd.", "Hi", "Add 4 and 5."]
+    prompts = ["Add 3 and 5.", "Name the longest word in this list: a, bcd.", "Hi"]
     objective = CausalLM(tokenizer)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # no advice of peft's on the screen
@@ -149,12 +149,11 @@ def test_answers_do_not_depend_on_what_else_is_in_the_batch(settings):
 
 
 @pytest.mark.parametrize("settings", ADAPTERS, ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_perturbed_sees_the_adapter_where_it_is_used(settings, dtype):
+def test_perturbed_sees_the_adapter_where_it_is_used(settings):
     """The same losses as from weights that were really moved."""
     from fedseed import Basis
 
-    base, tokenizer = fresh(dtype)
+    base, tokenizer = fresh()
     model = install(base, settings, 1)
     space, basis = ParameterSpace(model), Basis("rademacher", 3)
     space.add(basis, [0.01], first=9)  # LoRA's B is zero at first
@@ -168,8 +167,7 @@ def test_perturbed_sees_the_adapter_where_it_is_used(settings, dtype):
         unmoved = objective.losses(model, items)
         space.add(basis, [0.02], first=2)
         moved = objective.losses(model, items)
-    tolerance = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
-    torch.testing.assert_close(seen, moved, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(seen, moved, rtol=1e-5, atol=1e-5)
     assert not torch.equal(seen, unmoved)
 
 
@@ -196,22 +194,21 @@ def test_named_methods_send_their_adapter_and_leave_it_for_peft(tmp_path, name):
     assert json.loads(config)["base_model_name_or_path"] == "small"  # no path of this machine
 
 
-METHODS = {
-    "feedsign": FeedSign(learning_rate=1e-3, batch=4),
-    "feedsign-hadamard": FeedSign(learning_rate=1e-3, batch=4, basis="hadamard", small_steps="from-base"),
-    "fedmezo": FedMeZO(learning_rate=1e-4, steps=3, batch=2, personal="loss"),
-    "ferret": Ferret(directions=50, blocks="tensor", training=LocalTraining(steps=2, accumulation=2)),
-}
+CASES = [
+    (FeedSign(learning_rate=1e-3, batch=4, basis="hadamard", small_steps="from-base"), PTuning(hidden=8)),
+    (FedMeZO(learning_rate=1e-4, steps=3, batch=2, personal="loss"), PromptTuning(virtual_tokens=4)),
+    (Ferret(directions=50, blocks="tensor", training=LocalTraining(steps=2, accumulation=2)), LoRA(rank=2)),
+]
 
 
 @pytest.mark.long
-@tiered({"name": METHODS, "settings": [LoRA(rank=2), PTuning(hidden=8), PromptTuning(virtual_tokens=4)]})
-def test_any_method_tunes_an_adapter_and_its_orbit_becomes_a_peft_folder(tmp_path, name, settings):
+@pytest.mark.parametrize(("method", "settings"), CASES)
+def test_any_method_tunes_an_adapter_and_its_orbit_becomes_a_peft_folder(tmp_path, method, settings):
     from peft import PeftModel
 
     base, tokenizer = fresh()
     clients = [[Example(f"say {i}", f"{i} {j}") for i in range(4)] for j in range(3)]
-    federation = Federation(base, clients, METHODS[name], CausalLM(tokenizer), 3, seed=5, out=tmp_path / "run",
+    federation = Federation(base, clients, method, CausalLM(tokenizer), 3, seed=5, out=tmp_path / "run",
                             base="small", adapter=settings)  # fmt: skip
     summary = federation.run().summary
     orbit = Orbit.open(tmp_path / "run" / "model.orbit")

@@ -5,9 +5,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
-    GemmaConfig,
     GPT2Config,
-    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
@@ -27,20 +25,11 @@ WIDE = {**SIZES, "intermediate_size": 24}
 HEADS = {"num_key_value_heads": 1, "head_dim": 8}
 CONFIGS = {
     "opt": lambda **ids: OPTConfig(**SIZES, **ids, ffn_dim=24, word_embed_proj_dim=16),
-    "opt-350m": lambda **ids: OPTConfig(  # post-norm, with projections around the layers
-        **SIZES, **ids, ffn_dim=24, word_embed_proj_dim=8, do_layer_norm_before=False
-    ),
     "llama": lambda **ids: LlamaConfig(**WIDE, **ids),
     "qwen2": lambda **ids: Qwen2Config(**WIDE, **ids, num_key_value_heads=1, tie_word_embeddings=True),
     "gpt2": lambda **ids: GPT2Config(**ids, n_embd=16, n_layer=1, n_head=2, n_positions=128),
-    "gpt-neox": lambda **ids: GPTNeoXConfig(**WIDE, **ids),
     "mistral": lambda **ids: MistralConfig(**WIDE, **ids, num_key_value_heads=1, sliding_window=8),
-    "gemma": lambda **ids: GemmaConfig(**WIDE, **ids, **HEADS),
     "gemma2": lambda **ids: Gemma2Config(**WIDE, **ids, **HEADS, query_pre_attn_scalar=8),
-}
-METHODS = {
-    "ferret": 'name = "ferret"\ndirections = 20\ntraining.steps = 2\ntraining.learning_rate = 1e-2\n',
-    "fedkseed": 'name = "fedkseed"\ncandidates = 8\nsteps = 2\nlearning_rate = 1e-3\nscale = 1e-3\n',
 }
 RECIPE = """
 rounds = 1
@@ -54,7 +43,9 @@ unseen = 0
 [federation]
 per_round = 2
 [method]
-{method}
+name = "ferret"
+directions = 20
+training = {{steps = 2, learning_rate = 1e-2}}
 [evaluation]
 max_new_tokens = 4
 """
@@ -72,10 +63,9 @@ def folder(request, small, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_round_trains_and_replays(folder, method, tmp_path):
+def test_a_round_trains_and_replays(folder, tmp_path):
     path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE.format(base=folder, method=METHODS[method]))
+    path.write_text(RECIPE.format(base=folder))
     summary = build(read_recipe(path), out=tmp_path / "run").run().summary
     assert summary["skipped"] == 0
     assert set(summary["final"]) == {"loss", "perplexity", "rouge_l"}

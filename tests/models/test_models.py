@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 from transformers import (
-    LlamaConfig,
     LlamaForCausalLM,
     OPTConfig,
     OPTForCausalLM,
@@ -20,14 +19,12 @@ from transformers import (
 
 from fedseed import Federation
 from fedseed.errors import RecipeError
-from fedseed.models import loading
 from fedseed.models.architectures import architecture_of
 from fedseed.models.loading import load_model
 from support.published_bases import TEXT, write_base
 
 SIZES = {"vocab_size": 1488, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 OPT = OPTConfig(**SIZES, ffn_dim=32, word_embed_proj_dim=32, max_position_embeddings=64)
-LLAMA = LlamaConfig(**SIZES, intermediate_size=32)
 ROBERTA = RobertaConfig(**SIZES, intermediate_size=32, max_position_embeddings=66)
 VIT = ViTConfig(
     hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32, image_size=8, patch_size=4
@@ -88,12 +85,6 @@ def test_models_of_another_kind_are_refused(case, saved, masked_base):
     assert "\n" not in str(caught.value) and f'model.base = "{folder}"' in str(caught.value)
 
 
-@pytest.mark.parametrize("model", [OPTForCausalLM(OPT), LlamaForCausalLM(LLAMA)], ids=["opt", "llama"])
-def test_a_missing_tokenizer_is_not_made_up(saved, model):
-    with pytest.raises(RecipeError, match=r"its tokenizer or image processor can't be loaded .*save_pretrained"):
-        load_model(saved(model, tokenizer=False), architecture="causal")
-
-
 @pytest.fixture
 def open_llama(tmp_path):
     """As the hub has it: a .bin, and sentencepiece's tokenizer.model in place of tokenizer.json."""
@@ -105,13 +96,6 @@ def open_llama(tmp_path):
         return str(folder)
 
     return make
-
-
-def test_sentencepiece_is_asked_for_where_it_is_missing(open_llama, monkeypatch):
-    monkeypatch.setattr(loading, "find_spec", lambda name: None)
-    with pytest.raises(RecipeError, match=r"needs sentencepiece: pip install '.\[sentencepiece\]'") as caught:
-        load_model(open_llama(b"no pieces"))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_tokenizer_of_sentencepiece_is_read(open_llama):
@@ -178,15 +162,11 @@ def test_code_of_its_own_runs_only_if_the_recipe_says_so(saved, tmp_path, monkey
     ("config", "classifies", "expected"),
     [
         ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, False, "seq2seq"),
-        ({"architectures": ["BartModel"], "model_type": "bart", "is_encoder_decoder": True}, False, "seq2seq"),
-        ({"architectures": ["BartForConditionalGeneration"], "model_type": "bart"}, False, "seq2seq"),
         ({"architectures": ["BartForCausalLM"], "model_type": "bart"}, False, "causal"),
         ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, False, "masked"),
-        ({"architectures": ["BertForSequenceClassification"], "model_type": "bert"}, False, "classification"),
         ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, True, "classification"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, True, "classification"),
         ({"architectures": ["ViTModel"], "model_type": "vit"}, True, "image"),
-        ({"architectures": ["PerceiverForSequenceClassification"], "model_type": "perceiver"}, True, "classification"),
         ({"architectures": ["PerceiverForImageClassificationLearned"], "model_type": "perceiver"}, True, "image"),
         ({}, False, "causal"),
     ],

@@ -33,7 +33,6 @@ rouge = false
 METHODS = {
     "fedit": 'name = "fedit"\ntraining = {optimizer = "adam", learning_rate = 1e-2, steps = 2, batch = 2}',
     "fedmezo": 'name = "fedmezo"\nsteps = 2\nlearning_rate = 1e-3\nscale = 1e-2',
-    "ferret": 'name = "ferret"\ndirections = 50\ntraining = {learning_rate = 0.1, steps = 2}',
 }
 needs_bitsandbytes = pytest.mark.skipif(util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 
@@ -46,13 +45,7 @@ def recipe(tmp_path, method="fedit"):
 
 @pytest.mark.long
 @needs_bitsandbytes
-@pytest.mark.parametrize(
-    ("method", "quantization"),
-    [
-        ("fedit", "8bit"), ("fedmezo", "4bit"),
-        pytest.param("fedit", "4bit", marks=pytest.mark.slow), pytest.param("ferret", "4bit", marks=pytest.mark.slow),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("method", "quantization"), [("fedit", "8bit"), ("fedmezo", "4bit")])
 def test_a_round_on_the_adapter_of_a_quantised_base(method, quantization, tmp_path, small, quickly):
     settings = [f"model.quantization={quantization}"]
     federation = Federation.from_file(recipe(tmp_path, method), settings, out=tmp_path / "run")

@@ -22,7 +22,7 @@ def padded(batch):
     return len(batch) * max(map(length_of, batch))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_parts_are_in_order_and_none_would_take_one_more(seed):
     rng = random.Random(seed)
     items = [text(rng.randint(2, 60)) for _ in range(rng.randint(1, 40))]
@@ -32,12 +32,6 @@ def test_parts_are_in_order_and_none_would_take_one_more(seed):
     assert all(padded(part) <= tokens or len(part) == 1 for part in parts)
     for part, after in pairwise(parts):
         assert padded([*part, after[0]]) > tokens
-
-
-def test_without_a_number_of_tokens_there_are_so_many_examples():
-    items = [text(n) for n in (3, 50, 3, 3, 9)]
-    assert list(micro_batches(items, 2)) == [items[:2], items[2:4], items[4:]]
-    assert list(micro_batches(items, 1, 10_000)) == [items]
 
 
 def test_options_and_both_sides_of_a_pair_are_counted():

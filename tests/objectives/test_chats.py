@@ -173,11 +173,3 @@ def test_without_a_template_chats_are_plain_text_and_that_is_said(small):
     (item,) = prepared(tokenizer, MESSAGES[1:3], writing="given", template=template)
     answer = tokenizer(f"assistant:{ANSWERS[0]}</s>", add_special_tokens=False).input_ids
     assert learnt(tokenizer, item) == [tokenizer.decode(answer)]
-
-
-def test_a_slow_tokenizer_is_refused(tokenizers):
-    class Slow:
-        is_fast, chat_template, eos_token_id, pad_token_id = False, "x", 1, 1
-
-    with pytest.raises(RecipeError, match=r'it is no fast one.*task.chat_template = "plain"'):
-        prepared(Slow(), MESSAGES)

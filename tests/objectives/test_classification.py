@@ -7,10 +7,10 @@ import torch
 from fedseed import Basis, ParameterSpace
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
-from fedseed.objectives.classification import TextClasses, classes_of
+from fedseed.objectives.classification import TextClasses
 from fedseed.objectives.evaluation import choice_metrics
 from fedseed.randomness import Domain, derive
-from fedseed.tasks.data import MASK, Choice, Cloze
+from fedseed.tasks.data import Choice
 from fedseed.tasks.metrics import macro_f1
 from support.text_bases import write
 
@@ -61,19 +61,6 @@ def test_a_new_head_and_a_pooler_come_from_the_seed(folders):
             assert not p.any()
         assert torch.equal(p, other.get_parameter(name)) == (name not in drawn or name.endswith("bias"))
     assert model.config.id2label == {0: "negative", 1: "positive"}
-
-
-def test_classes_texts_and_what_is_too_long(folders):
-    _, tokenizer = load_model(folders["bert"], architecture="classification", head=HEAD)
-    assert classes_of(EXAMPLES) == ("negative", "positive")
-    with pytest.raises(ValueError, match="each example has options of its own"):
-        classes_of([*EXAMPLES, Choice("so", (" a", " b"), 0)])
-    objective = TextClasses(tokenizer, max_length=6)
-    items = objective.prepare([*EXAMPLES, Choice("a bad film", OPTIONS, 0), Cloze(f"bad It was {MASK}.", OPTIONS, 0)])
-    assert objective.dropped == 2  # and the cloze has six tokens at most only without its full stop
-    assert items[-1].ids == tuple(tokenizer("a bad film")["input_ids"])  # a choice without a text: its prompt
-    blank = TextClasses(tokenizer).prepare([Cloze(f"{MASK} bad", OPTIONS, 0)])[0]
-    assert tokenizer.mask_token_id in blank.ids
 
 
 def test_metrics(folders):

@@ -5,7 +5,6 @@ import torch
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.objectives.classification import Images
-from fedseed.objectives.evaluation import choice_metrics
 from fedseed.tasks.data import Picture
 
 
@@ -49,17 +48,3 @@ def test_grey_pictures_for_a_model_of_colours(loaded):
     assert torch.equal(objective.pixel_values(objective.prepare(grey)), objective.pixel_values(colour))
     with pytest.raises(RecipeError, match="a picture has 4 channels, the model's image processor takes 3"):
         objective.prepare(pictures(1, (8, 8, 4)))
-
-
-def test_accuracy_and_loss_against_torch(loaded):
-    model, processor = loaded
-    objective, items = Images(processor), pictures(11)
-    found = choice_metrics(model.train(), objective, items, batch=4)
-    assert not model.training
-    with torch.no_grad():
-        logits = model(pixel_values=objective.pixel_values(items)).logits
-    labels = torch.tensor([item.label for item in items])
-    assert found["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
-    assert found["accuracy"] == pytest.approx(100 * float((logits.argmax(1) == labels).float().mean()))
-    with pytest.raises(ValueError, match="no example"):
-        choice_metrics(model, objective, [])

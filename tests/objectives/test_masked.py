@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fedseed.models.loading import load_model
-from fedseed.objectives.evaluation import choice_metrics
 from fedseed.objectives.masked import MaskedLM
 from fedseed.objectives.tokens import longest_input
 from fedseed.tasks.data import MASK, Cloze
@@ -62,19 +61,6 @@ def test_a_label_word_is_one_token(base):
     # without its space a word is another one, and here not one token
     with pytest.raises(ValueError, match="the label word 'great' is not one token"):
         objective.prepare([Cloze(f"It was {MASK}.", ("great", " bad"), 0)])
-
-
-def test_what_can_not_be_used(base, small):
-    model, tokenizer = base
-    with pytest.raises(ValueError, match="no mask token"):
-        MaskedLM(small[1])
-    objective = MaskedLM(tokenizer, max_length=12)
-    assert len(objective.prepare(EXAMPLES)) < 4 and objective.dropped > 0
-    objective = MaskedLM(tokenizer, max_length=3)
-    with pytest.raises(ValueError, match="none of 4 examples is usable"):
-        choice_metrics(model, objective, EXAMPLES)
-    with pytest.raises(ValueError, match="needs one <mask>, not 2"):
-        Cloze(f"{MASK} and {MASK}", TWO, 0)
 
 
 def test_positions_begin_after_the_padding_index(base):

@@ -6,7 +6,7 @@ import torch
 from fedseed.models.loading import load_model
 from fedseed.objectives.losses import Choices
 from fedseed.objectives.masked import NextWords
-from fedseed.tasks.data import Choice, NextWord
+from fedseed.tasks.data import Choice
 from fedseed.tasks.words import WordsTask
 from fedseed.weights.digest import base_digest
 
@@ -36,15 +36,3 @@ def test_the_losses_are_those_of_a_choice_whatever_else_is_in_the_batch(words):
         assert torch.allclose(losses, alone, atol=1e-5)
         scores = one.scores(model, items)
     assert {int(row.isinf().sum()) for row in scores} == {0, 2}  # two options of four are not there
-
-
-def test_options_must_be_different_words_and_long_examples_are_dropped(words):
-    _, tokenizer = words
-    with pytest.raises(ValueError, match="' very tasty' is not one token"):
-        NextWords(tokenizer).prepare([NextWord("soup", (" very tasty", " rude"), 0)])
-    with pytest.raises(ValueError, match="' delicious' is not one token"):
-        NextWords(tokenizer).prepare([NextWord("soup", (" delicious", " rude"), 0)])
-    short = NextWords(tokenizer, max_length=5)
-    assert short.prepare(EXAMPLES) == [] and short.dropped == len(EXAMPLES)
-    room = NextWords(tokenizer, max_length=len(tokenizer(EXAMPLES[0].prompt)["input_ids"]) + 2)
-    assert room.prepare(EXAMPLES[:1])  # <s>, the prompt and the option

@@ -42,11 +42,6 @@ def tiny(kind, tokenizer):
     ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(tokenizer)}
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
     narrow = {**sizes, **ids, "intermediate_size": 64, "initializer_range": 0.3}
-    if kind == "opt":
-        return tf.OPTForCausalLM(tf.OPTConfig(**sizes, **ids, ffn_dim=64, word_embed_proj_dim=32, init_std=0.3)).eval()
-    if kind == "gpt2":
-        config = tf.GPT2Config(**ids, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3)
-        return tf.GPT2LMHeadModel(config).eval()
     if kind == "mistral":
         return tf.MistralForCausalLM(tf.MistralConfig(**narrow, num_key_value_heads=2, sliding_window=6)).eval()
     return tf.LlamaForCausalLM(tf.LlamaConfig(**narrow)).eval()
@@ -91,7 +86,7 @@ def test_a_chat_is_asked_once_for_its_last_answer(small):
 DIRECTIONS, SCALES = [3, 8, 3, 0, 3], [0.05, -0.05, 0.05, 0.1, -0.2]
 
 
-@pytest.mark.parametrize("kind", mark(["llama", "gpt2", "opt", "mistral"], lambda kind: kind != "llama", "long"))
+@pytest.mark.parametrize("kind", mark(["llama", "mistral"], lambda kind: kind != "llama", "long"))
 def test_rows_with_weights_of_their_own_say_what_they_say_alone(kind, small):
     model, heard = tiny(kind, small[1]), Heard()
     space, objective = ParameterSpace(model), Rewarded(CausalLM(small[1]), heard, NEW)

@@ -4,16 +4,17 @@ import pytest
 import torch
 from torch.nn import CrossEntropyLoss
 
-from fedseed import FedAvg, Federation, FedKSeed, FeedSign
+from fedseed import FedAvg, Federation, FeedSign
 from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Supervised
 
 DATA = [[(torch.full((4,), float(i)), torch.tensor(i % 2)) for i in range(8)] for _ in range(2)]
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedKSeed(candidates=8, steps=1), FeedSign()])
-@pytest.mark.parametrize("loss", [CrossEntropyLoss(), CrossEntropyLoss(reduction="sum"),
-                                  lambda out, y: CrossEntropyLoss(reduction="none")(out, y)[:, None]])  # fmt: skip
+@pytest.mark.parametrize("method", [FedAvg(), FeedSign()])
+@pytest.mark.parametrize(
+    "loss", [CrossEntropyLoss(), lambda out, y: CrossEntropyLoss(reduction="none")(out, y)[:, None]]
+)
 def test_a_loss_that_is_not_one_for_each_pair_is_refused(method, loss):
     """A mean would be divided by the batch once more: it trained, far too slowly, and nobody was told."""
     federation = Federation(torch.nn.Linear(4, 2), DATA, method, Supervised(loss), rounds=1)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from fedseed.objectives.losses import CausalLM, Choices
+from fedseed.objectives.losses import CausalLM
 from fedseed.objectives.prepared import about, idle, prepare_clients
 from fedseed.objectives.tokens import Tokens, fitted
 from fedseed.tasks.chats import chat_of
-from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example
+from fedseed.tasks.data import ChatStyle, ClientData, Example
 
 LONG = Tokens(tuple(range(20)), 15, ((5, 8), (15, 20)))
 
@@ -48,20 +48,6 @@ def test_texts_are_cut_or_split_without_losing_a_token(small):
     assert left.ids == (whole.ids[0], *whole.ids[-15:]) and left.terms == 15
     (right,) = CausalLM(tokenizer, 16, "right").prepare([text])
     assert right.ids == whole.ids[:16] and right.terms == 15
-
-
-def test_prompts_of_choices_are_cut_at_their_beginning(small):
-    tokenizer = small[1]
-    choice = Choice("a b c d e f g h i j k", (" yes", " no , never"), 1)
-    (whole,) = Choices(tokenizer).prepare([choice])
-    longest = max(len(s.ids) for s in whole.sequences)
-    (cut,) = Choices(tokenizer, longest - 3, "left").prepare([choice])
-    for sequence, before in zip(cut.sequences, whole.sequences, strict=True):
-        assert sequence.ids == (before.ids[0], *before.ids[4:])
-        assert sequence.ids[sequence.response_start :] == before.ids[before.response_start :]
-    for limit, how in ((longest - 3, "right"), (5, "left")):
-        objective = Choices(tokenizer, limit, how)
-        assert objective.prepare([choice]) == [] and objective.dropped == 1
 
 
 def test_what_was_done_is_said_once_with_whose_it_is(small):

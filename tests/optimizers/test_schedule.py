@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from transformers import get_scheduler
 
-from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Ferret, MeZO, Orbit
+from fedseed import FedAvg, FedKSeed, FeedSign, Ferret, MeZO, Orbit
 from fedseed.errors import RecipeError
 from fedseed.optimizers.schedule import Schedule, lasting
 from fedseed.runs.recipe import read_recipe
@@ -68,19 +68,14 @@ def test_in_a_recipe_a_name_or_a_table(tmp_path):
 
 
 METHODS = {
-    "ferret": Ferret(directions=300, training=LocalTraining(learning_rate=0.1, steps=3, schedule=COSINE)),
-    "fedkseed": FedKSeed(**QUICK, candidates=64, steps=5, schedule=COSINE),
     "fedkseed-from-base": FedKSeed(**QUICK, candidates=64, steps=5, small_steps="from-base", schedule=COSINE),
-    "fedmezo": FedMeZO(**QUICK, steps=5, schedule=COSINE, personal="random"),
-    "feedsign": FeedSign(**QUICK, schedule=COSINE),
     "feedsign-from-base": FeedSign(**QUICK, schedule=COSINE, small_steps="from-base", basis="hadamard"),
     "mezo-adam": MeZO(**QUICK, schedule=COSINE, optimizer="adam"),
     "fedavg": FedAvg(training=LocalTraining(learning_rate=0.1, steps=3, schedule=COSINE)),
-    "fedsgd": FedSGD(learning_rate=0.5, schedule=COSINE),
 }
 
 
-@pytest.mark.parametrize("name", mark(METHODS, lambda name: name not in ("mezo-adam", "fedavg", "feedsign-from-base")))
+@pytest.mark.parametrize("name", mark(METHODS, lambda name: name == "fedkseed-from-base"))
 def test_a_run_that_stops_and_goes_on_and_a_replay_find_the_same_rates(name, tmp_path, quickly):
     method, settings = METHODS[name], {"rounds": 6, "evaluate_every": 3, "clients": 1 if "mezo-" in name else 3}
     whole = federation(method, out=tmp_path / "whole", **settings).run().summary
@@ -110,20 +105,3 @@ def test_a_run_that_stops_and_goes_on_and_a_replay_find_the_same_rates(name, tmp
         orbit = Orbit.open(tmp_path / "whole" / "model.orbit")
         assert lasting(method, 6) == orbit.header.method
         assert orbit.replay(model()) == whole["weights_digest"]
-
-
-def test_steps_are_the_schedules_part_of_plain_ones(quickly):
-    """FeedSign's steps have a length of their own: the rate."""
-    method = FeedSign(**QUICK, schedule=Schedule(kind="linear", warmup=1, rounds=4))
-    run = federation(method, rounds=4, clients=1, evaluate_every=4)
-    before = run.worker.space.snapshot()
-    lengths = []
-    for number in range(1, 5):
-        run.coordinator.open(number)
-        message = run.coordinator.plan(0)
-        run.coordinator.receive(run.worker.train(message, 0, run.items[0]).message, 0)
-        run.worker.apply(run.coordinator.close())
-        now = run.worker.space.snapshot()
-        lengths.append(float(torch.cat([(a - b).flatten() for a, b in zip(now, before, strict=True)]).abs().max()))
-        before = now
-    assert lengths == pytest.approx([0.02 * f for f in (1 / 2, 1, 2 / 3, 1 / 3)], rel=1e-3)

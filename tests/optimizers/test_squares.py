@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedseed.optimizers.rules import Squares, deviation, power, square, total
+from fedseed.optimizers.rules import Squares, deviation, square, total
 
 
 def test_sums_are_exact_before_they_are_rounded():
@@ -32,8 +32,3 @@ def test_sum_and_average():
     v = np.array([0.75 * 0.25 * 4 + 0.25 * 12, 0.75 * 0.25 * 1 + 0.25 * 3])
     np.testing.assert_allclose(rms.roots(0.75), np.sqrt(v / (1 - 0.75**2)), rtol=1e-15)
     assert Squares().take([9.0], 0.9).roots(0.9)[0] == pytest.approx(3.0)  # a first step's average is the step's own
-
-
-def test_powers():
-    for exponent in (0, 1, 2, 7, 1000):
-        assert power(0.99, exponent) == pytest.approx(0.99**exponent, rel=1e-12)

@@ -21,7 +21,6 @@ from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.weights import pending
 from fedseed.weights.digest import base_digest
 from fedseed.weights.layout import Layout, TensorEntry
-from support.command import fedseed
 from support.memory import at_most
 
 PER_BYTE, FREE = 700, 2 << 20  # bytes of memory
@@ -54,15 +53,12 @@ VALUES = {
 
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("paid", [0, 60_000])
-def test_a_header_that_inflates(kind, paid, tmp_path):
+def test_a_header_that_inflates(kind, paid):
     text = b'{"paid": "%s", "x": %s}' % (random_letters(paid).encode(), VALUES[kind])
     data = sealed(text)
-    path = tmp_path / "a.orbit"
-    path.write_bytes(data)
-    with at_most(PER_BYTE * len(data) + FREE), pytest.raises(OrbitError, match="header"):
-        Orbit.open(path)
-    said = fedseed("orbit", "info", path)
-    assert said.returncode == 1 and len(said.stderr) < 2000
+    with at_most(PER_BYTE * len(data) + FREE), pytest.raises(OrbitError, match="header") as caught:
+        Orbit.parse(data)
+    assert len(str(caught.value)) < 2000
 
 
 def test_numbers_whose_products_take_hours():
@@ -118,15 +114,6 @@ def test_a_bit_a_step_is_replayed_as_a_stream(tmp_path, monkeypatch):
 def fresh():
     torch.manual_seed(0)
     return torch.nn.Linear(3, 2)
-
-
-def test_no_orbit_is_written_that_nobody_can_read():
-    for seed in (-1, 1 << 64, 10**30):
-        with pytest.raises(OrbitError, match=rf"no orbit can be written: seed {seed}: from 0"):
-            begin(replace(HEADER, seed=seed))
-    many = Layout(tuple(TensorEntry("w", (1,), "float32") for _ in range(30_000)), (0, 30_000))
-    with pytest.raises(OrbitError, match="no orbit can be written: its header has"):
-        begin(replace(HEADER, layout=many))
 
 
 def test_a_large_models_header_is_far_from_the_bounds():

@@ -1,4 +1,3 @@
-import json
 import os
 import struct
 import tempfile
@@ -119,7 +118,7 @@ def test_a_run_that_goes_on_ends_in_the_same_bytes(data, tmp_path):
             assert path.read_bytes() == data
 
 
-def test_damage_before_the_last_record_is_never_cut_off(data, tmp_path):
+def test_damage_before_the_last_record_and_what_follows_the_end_are_never_cut_off(data, tmp_path):
     header = Orbit.parse(data).header
     second = len(data) - 2 * STEP - FRAME
     for position in range(second, second + STEP):
@@ -128,15 +127,10 @@ def test_damage_before_the_last_record_is_never_cut_off(data, tmp_path):
         with pytest.raises(OrbitError, match=r"step 2 is damaged.*nothing is cut off.*rollback --to 1"):
             OrbitWriter(tmp_path / "b.orbit", header, resume=True)
         assert (tmp_path / "b.orbit").read_bytes() == changed
-
-
-def test_what_follows_the_end_is_never_cut_off(tmp_path):
-    write(tmp_path / "a.orbit")
-    data = (tmp_path / "a.orbit").read_bytes() + b"more"
-    (tmp_path / "a.orbit").write_bytes(data)
+    (tmp_path / "b.orbit").write_bytes(data + b"more")
     with pytest.raises(OrbitError, match=r"4 bytes after the end.*nothing is cut off.*rollback --to 3"):
-        OrbitWriter(tmp_path / "a.orbit", Orbit.parse(data[:-4]).header, resume=True)
-    assert (tmp_path / "a.orbit").read_bytes() == data
+        OrbitWriter(tmp_path / "b.orbit", header, resume=True)
+    assert (tmp_path / "b.orbit").read_bytes() == data + b"more"
 
 
 def test_a_swapped_record_is_told_from_a_damaged_one(data, tmp_path):
@@ -172,36 +166,20 @@ def test_a_forged_length_asks_for_no_memory(data):
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_the_reader_only_ever_raises_orbit_errors(data):
-    """Arbitrary bytes, damaged files, and files whose every checksum is right but whose content is not."""
+    """Arbitrary bytes, and files whose every checksum is right but whose steps are not (headers: test_bombs.py)."""
     whole = sample_orbit()
-    kind = data.draw(st.sampled_from(["arbitrary", "after the magic", "mutated", "resealed", "header"]))
-    if kind == "arbitrary":
-        content = data.draw(st.binary(max_size=400))
-    elif kind == "after the magic":
-        content = whole[:12] + data.draw(st.binary(max_size=400))
-    elif kind == "mutated":
-        content = bytearray(whole)
-        for _ in range(data.draw(st.integers(1, 4))):
-            at = data.draw(st.integers(0, len(content) - 1))
-            content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=6))
-    elif kind == "resealed":
+    if data.draw(st.booleans()):
+        content = whole[: data.draw(st.sampled_from([0, 12]))] + data.draw(st.binary(max_size=400))
+    else:
         content = Orbit.parse(whole).start
         for _ in range(data.draw(st.integers(1, 3))):
             payload = data.draw(st.binary(max_size=60))
             head = struct.pack("<III", len(payload), data.draw(st.integers(0, 4)), data.draw(st.integers(0, 70)))
             record = head + struct.pack("<I", zlib.crc32(head)) + payload + bytes(16)
             content += record + link(content[-16:], record)
-    else:
-        table = json.loads(zlib.decompress(whole[16 : 16 + struct.unpack_from("<I", whole, 12)[0]]))
-        key = data.draw(st.sampled_from(sorted(table)))
-        leaf = st.none() | st.integers() | st.text(max_size=3) | st.floats()
-        table[key] = data.draw(leaf | st.lists(leaf, max_size=3) | st.dictionaries(st.text(max_size=3), leaf))
-        packed = zlib.compress(json.dumps(table).encode())
-        start = whole[:12] + struct.pack("<I", len(packed)) + packed
-        content = start + link(b"", start)
     try:
         orbit = Orbit.parse(bytes(content))
         orbit.check_steps()
@@ -244,12 +222,12 @@ def test_another_base_is_refused_and_left_alone(tmp_path):
     assert base_digest(other) == before
 
 
-def test_an_orbit_is_never_overwritten(tmp_path):
-    write(tmp_path / "a.orbit")
-    before = (tmp_path / "a.orbit").read_bytes()
+def test_an_orbit_is_never_overwritten_nor_that_of_another_run_taken_up(data, tmp_path):
     with pytest.raises(OrbitError, match="there is an orbit already"):
         write(tmp_path / "a.orbit")
-    assert (tmp_path / "a.orbit").read_bytes() == before
+    with pytest.raises(OrbitError, match=r"a\.orbit is the orbit of another run: seed: 7, 8 here"):
+        OrbitWriter(tmp_path / "a.orbit", replace(Orbit.parse(data).header, seed=8), resume=True)
+    assert (tmp_path / "a.orbit").read_bytes() == data
 
 
 def test_a_step_is_on_disk_before_it_is_heard_of_and_a_file_is_ended_once(tmp_path, monkeypatch):
@@ -276,25 +254,15 @@ def test_a_step_is_on_disk_before_it_is_heard_of_and_a_file_is_ended_once(tmp_pa
         writer.append(Record(5, b""))
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
-def test_a_step_follows_the_one_before_it(tmp_path, number):
-    write(tmp_path / "a.orbit")
-    whole = Orbit.open(tmp_path / "a.orbit")
+def test_a_step_follows_the_one_before_it(data, tmp_path):
+    whole = Orbit.parse(data)
     writer = OrbitWriter(tmp_path / "b.orbit", whole.header)
     for record in list(whole.steps())[:2]:
         writer.append(record)
-    with pytest.raises(OrbitError, match=f"step {number} can't follow step 2"):
-        writer.append(Record(number, b""))
+    for number in (2, 4):
+        with pytest.raises(OrbitError, match=f"step {number} can't follow step 2"):
+            writer.append(Record(number, b""))
     writer.release()
-
-
-def test_the_orbit_of_another_run_is_not_taken_up(tmp_path):
-    write(tmp_path / "a.orbit")
-    before = (tmp_path / "a.orbit").read_bytes()
-    header = Orbit.parse(before).header
-    with pytest.raises(OrbitError, match=r"a\.orbit is the orbit of another run: seed: 7, 8 here"):
-        OrbitWriter(tmp_path / "a.orbit", replace(header, seed=8), resume=True)
-    assert (tmp_path / "a.orbit").read_bytes() == before
 
 
 def test_header_of_an_unknown_method(tmp_path, monkeypatch):

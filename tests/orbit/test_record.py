@@ -1,40 +1,14 @@
 """Records one by one: their bytes, how many steps they may say they are, and which steps go into which record."""
 
-import hashlib
-import struct
-import zlib
-
 import pytest
 
 from fedseed import FedKSeed, FeedSign, MeZO
 from fedseed.errors import MessageError
 from fedseed.orbit import NO_DIGEST, Record, record
-from fedseed.orbit.record import MOST_PACKED, PackedRecord, Steps, ending, link, packed
+from fedseed.orbit.record import MOST_PACKED, PackedRecord, Steps, packed
 
 VOTES, FLOATS = FeedSign(), MeZO()  # a bit a step; four bytes a step
 END = "ab" * 16
-
-
-def test_a_records_bytes_and_its_link():
-    made = PackedRecord(7, 3, b"payload", END)
-    head = struct.pack("<III", 7, 7, 3)
-    assert made.encode() == head + struct.pack("<I", zlib.crc32(head)) + b"payload" + b"\xab" * 16
-    assert made.last == 9 and PackedRecord(7, 1, b"").last == 7
-    assert link(b"before", b"data") == hashlib.blake2b(b"beforedata", digest_size=16).digest()
-
-
-@pytest.mark.parametrize(
-    ("method", "steps", "payload"),
-    [
-        (VOTES, 0, b""), (VOTES, 1, b""), (VOTES, 1, b"\1"), (FLOATS, 1, bytes(4)), (VOTES, 2, b"\3"),
-        (VOTES, MOST_PACKED, bytes(MOST_PACKED // 8)), (FLOATS, 2, bytes(MOST_PACKED)),
-        (FedKSeed(), 1, bytes(3 * MOST_PACKED)),
-    ],
-)  # fmt: skip
-def test_a_payload_that_can_be_so_many_steps(method, steps, payload):
-    made = PackedRecord(1, steps, payload)
-    made.check(method)
-    assert len(list(made.unpack(method))) == steps
 
 
 @pytest.mark.parametrize(
@@ -86,9 +60,3 @@ def test_which_steps_share_a_record(monkeypatch):
     four = [b"1234", b"5678", b"9abc", b"defg"]
     assert joined(FLOATS, *four) == [(1, 3, b"123456789abc"), (4, 1, b"defg")]
     assert joined(FLOATS, *four[:2], *[b"12345"] * 3) == [(1, 2, b"12345678"), (3, 2, b"1234512345"), (5, 1, b"12345")]
-
-
-def test_what_ends_a_file():
-    parts = [PackedRecord(1, 4, b"\5", NO_DIGEST), PackedRecord(5, 2, b"\1", END)]
-    assert list(ending(parts)) == [*parts, PackedRecord(7, 0, b"", END)]
-    assert list(ending([])) == [PackedRecord(1, 0, b"")]

@@ -6,7 +6,7 @@ import pytest
 
 from fedseed.errors import RecipeError
 from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
-from fedseed.runs.recipe import packaged_recipes, read_recipe
+from fedseed.runs.recipe import packaged_recipes
 from fedseed_papers.catalogue import NOTHING, SCALES, catalogue, chosen, scale_of
 from fedseed_papers.measuring import SMALL_MAKERS
 from fedseed_papers.reproducing import EXACT
@@ -47,20 +47,3 @@ def test_names_and_scales():
         scale_of(chosen("ferret/table-3")[0], "exact")
     with pytest.raises(RecipeError, match=r"feedsign/table-6: .*nothing to measure"):
         scale_of(chosen("feedsign/table-6")[0], None)
-
-
-def test_ferrets_cost_tables_have_its_settings():
-    for name, scenarios in (("ferret-tables-4-5", 2), ("ferret-table-10", 1)):
-        sweep = read_sweep(packaged_sweeps()[name])
-        assert len(sweep.scenarios) == scenarios
-        for scenario in sweep.scenarios:
-            for run in sweep.runs:
-                recipe = read_recipe(run.recipe, [*sweep.set, *scenario.set, *run.set])
-                training = getattr(recipe.method, "training", None)
-                if training is None:
-                    assert (recipe.method.batch, recipe.method.steps) == (1, 200)
-                else:  # ten local steps, not an epoch (Appendix C.2)
-                    assert (training.steps, training.epochs, training.step_examples) == (10, None, 1)
-                gsm8k = "GSM8K" in scenario.name
-                assert recipe.task.name == ("gsm8k" if gsm8k else "natural-instructions")
-                assert ("Llama-2" in recipe.model.base) == gsm8k

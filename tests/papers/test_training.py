@@ -12,7 +12,7 @@ from fedseed.reports.results import read_summary
 from fedseed.runs.assembly import build
 from fedseed_papers.catalogue import Form, chosen
 from fedseed_papers.reproducing import Making
-from fedseed_papers.training import curves, judge, measured, rounds_to_converge
+from fedseed_papers.training import judge, measured, rounds_to_converge
 
 (ITEM,) = chosen("ferret/figure-2")
 
@@ -94,17 +94,6 @@ def test_ratios_and_numbers(tmp_path):
             Form(**wrong)
 
 
-def test_memory_that_is_libraries_is_not_judged(tmp_path):
-    for parameters, expected in ((10**9, HOLDS), (10**6, UNKNOWN)):
-        less, more = (
-            line(tmp_path / str(parameters), label, [1.0] * 3, peak_memory_bytes=peak, parameters=parameters)
-            for label, peak in (("less", 5 * 10**9), ("more", 6 * 10**9))
-        )
-        claim = judge("it is so", Form(metric="memory", order=["less", "more"]), ITEM.metric, [less, more])
-        assert claim.verdict == expected
-    assert claim.here.endswith("The weights are 0.1% of that: the rest is libraries.")
-
-
 def test_rounds_to_converge_are_the_first_with_95_percent():
     def lines(*losses):
         return [{"round": 2 * i, "loss": loss} for i, loss in enumerate(losses)] + [{"round": 99, "train_loss": 1.0}]
@@ -115,17 +104,6 @@ def test_rounds_to_converge_are_the_first_with_95_percent():
     assert math.isnan(rounds_to_converge(lines(5.0, 6.0))) and math.isnan(rounds_to_converge([]))
     scores = [{"round": i, "accuracy": value} for i, value in enumerate((10.0, 50.0, 90.0, 91.0))]
     assert rounds_to_converge(scores, "accuracy") == 2
-
-
-def test_curves_are_over_rounds_bytes_passes_and_seconds(tmp_path):
-    panels = curves([line(tmp_path, "a", [1.0, 2.0, 3.0]), line(tmp_path, "b", [2.0] * 3)], "loss", "")
-    ends = [panel.series[0].points[-1] for panel in panels]
-    # two rounds after the base; its line counts, too: what it spent is nothing in a real run
-    assert [x for x, _ in ends] == [2, 90, 30, 6.0] and {y for _, y in ends} == {2.0}
-    assert panels[0].series[0].band[-1] == (2, 1.0, 3.0)
-    assert [panel.title for panel in panels] == [
-        f"held-out loss over {what}" for what in ("rounds", "payload bytes", "passes", "seconds")
-    ]  # fmt: skip
 
 
 TINY = ["rounds=2", "task.clients=2", "federation.per_round=2", "method.candidates=16", "method.basis_size=16",
@@ -176,14 +154,3 @@ def test_a_small_item_is_made_of_runs_and_taken_up_again(here, monkeypatch, tmp_
     with pytest.raises(FedseedError, match="every run of small-fedkseed-probabilities failed: not run anew"):
         Making(tmp_path, said.append, settings=[*TINY, "method.steps=3"], seeds=[1]).make(item, "small")
     assert not (here[0].folder / "summary.json").exists()  # another plan's runs are not mixed with this one's
-
-
-def test_an_item_without_a_finished_run_is_not_made_and_the_index_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(WorkerPool, "run", lambda pool, job: "no room")
-    items = [*chosen("fedkseed/figure-13"), *chosen("ferret/figure-6")]
-    said = []
-    with pytest.raises(FedseedError, match=r"1 of 1 items were not made: fedkseed/figure-13"):
-        Making(tmp_path, said.append).make_all(items, "small")
-    assert any("every run of small-fedkseed-probabilities failed: no room" in text for text in said)
-    assert "no room" in (tmp_path / "index.html").read_text()
-    assert not (tmp_path / "fedkseed").exists()

@@ -53,7 +53,3 @@ def test_without_sampling_no_example_is_in_a_batch_twice():
     assert len({i for batch in batches[:3] for i in batch}) == 18  # a pass
     assert [sorted(batch) for batch in drawn("none", 2, items=ITEMS[:4])] == [[0, 1, 2, 3]] * 2
     assert drawn("none", 2, items=[]) == [[], []] and drawn("none", 7) == batches
-
-
-def test_fixed_batches_of_fewer_examples_are_all_of_them():
-    assert sorted(drawn("fixed", 1, items=[1, 2])[0]) == [1, 2]

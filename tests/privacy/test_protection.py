@@ -5,19 +5,19 @@ from math import exp, nan, sqrt
 import numpy as np
 import pytest
 
-from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret
+from fedseed import FedKSeed, FedMeZO, FeedSign
 from fedseed.errors import NonFiniteError
 from fedseed.methods.fedkseed import Accumulated, Pairs, Pool
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.payload import About, Nothing
 from fedseed.methods.zeroth import Projection
-from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protected, protection_of
+from fedseed.privacy import PrivacySettings, PrivateScalars, protected, protection_of
 from fedseed.randomness import Domain, derive
 from fedseed.training.client import LocalClient
 from fedseed.weights.space import ParameterSpace
 from support.rounds import answers
 from support.tiers import mark
-from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
+from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, model
 
 CLIENT = PrivacySettings(level="client", clip=1.0, noise=1.0)
 
@@ -105,16 +105,6 @@ def test_traces_are_bounded_as_projections(quiet, seeds):
     np.testing.assert_allclose(step.branches[0].trace.scalars, mean, rtol=1e-5)
 
 
-def test_updates_of_coefficients_are_all_of_one_length():
-    """What a client has not measured, or what is too small to be told, travels as zeros."""
-    method = protected(Ferret(directions=16, seeds="shared", allocation="size"), CLIENT)
-    state = method.start(LAYOUT, 1)
-    about = About(method, state, "update", 1)
-    kind = method.update_type
-    zeros = kind.of(np.zeros(kind.words(about)), about)
-    assert sum(map(len, zeros.gammas)) == 16 == sum(map(len, zeros.with_vector(np.zeros(16), about).gammas))
-
-
 # -- votes -------------------------------------------------------------------------------------------------------------
 
 
@@ -143,25 +133,3 @@ def test_private_draws_have_the_papers_odds(epsilon, total):
     drawn = voted(method, made).signs
     expected = 1 / (1 + exp(-epsilon * total / 2))
     assert abs((drawn > 0).mean() - expected) < 4 * sqrt(expected * (1 - expected) / 20_000) + 1e-9
-
-
-def test_private_draws_can_not_be_reproduced_from_the_recipe():
-    method = FeedSign(epsilon=0.5, votes_per_round=256)
-    made = answers(1, [(0, 1, Votes(np.ones(256, dtype=np.int8)))])
-    draws = {voted(method, made).encode() for _ in range(5)}
-    assert len(draws) == 5
-
-
-def test_privacy_spent_is_the_accountants():
-    """Rarely more than T eps, and what an independent count gives for few votes; reported in the summary."""
-    method = FeedSign(epsilon=0.1)
-    one = mechanism_of(method).spent(1)
-    assert one["epsilon_pure"] == one["epsilon_per_vote"] == 0.1 and one["epsilon"] <= 0.1
-    many = mechanism_of(method).spent(1000)
-    assert many["epsilon_pure"] == pytest.approx(100)
-    # zero-concentrated DP, another accountant: a pure eps-private draw costs rho <= eps^2 / 2
-    upper = 1000 * 0.1**2 / 2 + 2 * sqrt(1000 * 0.1**2 / 2 * np.log(1e5))
-    assert 5 < many["epsilon"] < upper
-    assert mechanism_of(FeedSign()) is None
-    summary = federation(FeedSign(**QUICK, epsilon=1.0), rounds=5).run().summary
-    assert summary["privacy"] == mechanism_of(FeedSign(epsilon=1.0)).spent(5)

@@ -7,7 +7,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
 from fedseed.privacy import PrivacySettings, PrivateScalars, noise_for
-from fedseed.privacy.scalars import LEVELS, MOST, bounded, whole
+from fedseed.privacy.scalars import LEVELS, whole
 
 SAMPLED = {"examples": 50, "level": "example"}
 LEVELS_OF = {
@@ -39,26 +39,6 @@ def test_no_vector_is_longer_than_its_bound():
         norm = float(np.linalg.norm(vector / np.abs(vector).max()) * np.abs(vector).max())
         shortened = vector * min(1.0, 0.5 / norm)
         assert found == pytest.approx(shortened / 0.5 * LEVELS, abs=2)  # the same direction
-
-
-@pytest.mark.parametrize("bad", [[np.nan, 1.0], [np.inf, 0.0], [-np.inf, np.inf], [0.0, 0.0]])
-def test_what_is_not_finite_counts_as_zeros(bad):
-    assert whole(np.array(bad), 1.0, LEVELS).tolist() == [0, 0]
-
-
-def test_what_is_as_long_as_its_bound_stays_so():
-    for value in (0.5, -0.5, 7.0, -1e300):
-        assert whole(np.array([value]), 0.5, LEVELS).tolist() == [LEVELS if value > 0 else -LEVELS]
-    assert whole(np.zeros(0), 0.5, LEVELS).tolist() == []
-    assert bounded(np.array([3.0, -4.0]), 0.5) == pytest.approx([0.3, -0.4])
-    assert bounded(np.array([0.03, -0.04]), 0.5) == pytest.approx([0.03, -0.04])
-    # with so many levels that a double does not know how much longer than 1 the vector is
-    assert whole(np.array([1.0, 2.0**-30]), 0.5, 1 << 30).tolist() == [(1 << 30) - 1, 0]
-    assert whole(np.array([-1.0, -(2.0**-30)]), 0.5, 1 << 30).tolist() == [1 - (1 << 30), 0]
-
-
-def test_noise_between_two_whole_numbers_is_the_larger_one():
-    assert mechanism("client", noise=0.3, levels=4).sigma == 2
 
 
 def test_the_noise_is_what_the_account_is_told():
@@ -102,25 +82,11 @@ def test_the_account_of_the_pages_recipe(kind, epsilon):
 
 
 @pytest.mark.parametrize("kind", LEVELS_OF)
-@pytest.mark.parametrize("noise", [1e-3, 1e5])
-def test_the_account_says_something_of_every_noise(kind, noise):
-    found = [mechanism(kind, noise=noise).epsilon(turns) for turns in (1, 100, 10_000)]
-    plain = [mechanism("example", noise=noise / (1 + (kind == "fixed"))).epsilon(turns) for turns in (1, 100, 10_000)]
-    assert 0 <= found[0] <= found[1] <= found[2] and all(f <= p * (1 + 1e-9) for f, p in zip(found, plain, strict=True))
-
-
-@pytest.mark.parametrize("kind", LEVELS_OF)
 def test_the_budget_is_spent_as_far_as_it_goes(kind):
     one = mechanism(kind, noise=6.0, budget=3.0)
     most = one.affordable
     assert most > 1 and one.epsilon(most) <= 3.0 < one.epsilon(most + 1) and one.spent(1)["budget"] == 3.0
     assert mechanism(kind).affordable is None and mechanism(kind, noise=0.5, budget=0.1).affordable == 0
-
-
-def test_a_budget_that_is_spent_to_the_last_digit_is_not_overspent():
-    for turns in (5, 8):
-        assert mechanism("client", budget=mechanism("client").epsilon(turns)).affordable == turns
-    assert mechanism("client", noise=1e5, budget=1e6).affordable == MOST - 1  # no more are looked at
 
 
 @pytest.mark.parametrize("kind", ["client", "poisson"])
@@ -189,12 +155,9 @@ def test_neighbours_are_within_epsilon_exactly(kind, times):
     ("wrong", "text"),
     [
         ({"level": "example", "sampling": "fixed"}, "needs examples"),
-        ({"level": "example", "sampling": "poisson"}, "needs examples"),
         ({"level": "example", "examples": 9}, "needs sampling"),
         ({"level": "client", "sampling": "fixed", "examples": 9}, "takes no sampling"),
         ({"level": "client", "clip": 0.0}, "greater than 0"),
-        ({"level": "client", "delta": 1.0}, "less than 1"),
-        ({"level": "pupil"}, "'example' or 'client'"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(wrong, text):

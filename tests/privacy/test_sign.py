@@ -8,7 +8,7 @@ import pytest
 from fedseed.privacy import PrivateSign
 
 
-@pytest.mark.parametrize(("total", "epsilon"), [(80, 1.0), (-80, 1.0), (3, 500.0), (-2, 0.5)])
+@pytest.mark.parametrize(("total", "epsilon"), [(80, 1.0), (-80, 1.0), (3, 500.0)])
 def test_no_outcome_is_impossible(total, epsilon):
     """From eps S / 2 = 37 on a double near 1 has no room for the other sign; the least random number gives it."""
     assert PrivateSign(epsilon, random=bytes).draw([total]) == [-1 if total > 0 else 1]
@@ -29,15 +29,6 @@ def test_draws_of_the_operating_system_have_the_odds(total, epsilon):
     assert set(drawn) <= {1, -1}
     share = sum(one > 0 for one in drawn) / 20_000
     assert abs(share - expected) < 4.5 * sqrt(expected * (1 - expected) / 20_000) + 1e-9
-
-
-def test_the_account_is_of_what_the_draw_does():
-    """One vote turned round changes the odds by at most e^epsilon, whatever the others say."""
-    for epsilon in (0.1, 1.0, 4.0):
-        for total in range(-9, 10):
-            odds = [1 / (1 + exp(-epsilon * s / 2)) for s in (total, total + 2)]
-            assert odds[1] <= exp(epsilon) * odds[0] * (1 + 1e-12)
-            assert 1 - odds[0] <= exp(epsilon) * (1 - odds[1]) * (1 + 1e-12)
 
 
 def test_the_account_says_something_of_every_epsilon():

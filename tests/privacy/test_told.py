@@ -1,6 +1,5 @@
 """What a private run tells: docs/trust.md lists it all, and none of it but the votes depends on a client's data."""
 
-import asyncio
 import base64
 import json
 import re
@@ -24,13 +23,11 @@ from fedseed.privacy import PrivateScalars, PrivateSign, mechanism_of
 from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.reports.progress import Silent
-from fedseed.runs.folder import RunFolder
 from fedseed.runs.joining import Loading, part_of
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.tracking.csv import CSV
-from fedseed.transport import transport
-from fedseed.transport.base import Access, Transport
+from fedseed.transport.base import Transport
 from fedseed.transport.memory import Hub, MemoryClient
 from support.tiers import mark
 from support.told import CLIENTS, PAGE, contents, data, fields, listed, still
@@ -360,47 +357,6 @@ def test_the_page_lists_nothing_that_is_not_told(carried, tmp_path):
     assert not stale and set(listed()) <= set(seen) | rare
 
 
-def test_an_unlisted_field_would_be_seen():
-    heard = [("attach", b'{"client": "a", "host": "a", "examples": 0, "loss": 1.5}'), ("whisper", b"{}")]
-    assert unlisted(by_place(heard)) == {"attach: loss", "whisper"}
-
-
-@pytest.mark.long
-def test_the_page_lists_all_that_is_carried_by_nats(server, tmp_path):
-    """And the server carries nothing else: whoever listens to all of it hears what the ends were given."""
-    overheard, listening, over_with = [], threading.Event(), threading.Event()
-
-    async def eavesdrop():
-        import nats
-
-        connection = await nats.connect(server.url)
-
-        async def take(message):
-            overheard.append((message.subject, bytes(message.data)))
-
-        await connection.subscribe("fedseed.>", cb=take)
-        await connection.flush()
-        listening.set()
-        while not over_with.is_set():
-            await asyncio.sleep(0.02)
-        await connection.flush()
-        await connection.close()
-
-    thread = threading.Thread(target=lambda: asyncio.run(eavesdrop()))
-    thread.start()
-    assert listening.wait(60)
-    try:
-        heard, result = over(transport(Access(server.url), "run"), "odd", tmp_path / "run", ask=True)
-    finally:
-        over_with.set()
-        thread.join()
-    assert not unlisted(by_place(heard)) and not unlisted(in_files(tmp_path / "run"))
-    said = {data for _, data in heard}
-    ours = [one for one in overheard if not one[0].startswith(("fedseed.run.in.", "fedseed.run.status"))]
-    assert len(ours) > 20 and {data for _, data in ours} <= said
-    assert result.summary["privacy"]["votes"] == ROUNDS * 3
-
-
 # -- the account -----------------------------------------------------------------------------------------------------
 
 
@@ -432,24 +388,6 @@ def test_no_report_changes_the_account(monkeypatch, tmp_path):
     assert all(line.get("train_loss") is None for line in result.metrics)
 
 
-def test_a_restart_forgets_nothing_that_was_spent(monkeypatch, tmp_path):
-    """The steps of earlier sessions count, in the summary as in the coordinator's own figure."""
-    add, stopped = RunFolder.add_metrics, federation("plain", out=tmp_path / "run")
-
-    def ends(self, line):
-        add(self, line)
-        if line.round == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunFolder, "add_metrics", ends)
-    with pytest.raises(KeyboardInterrupt):
-        stopped.run()
-    monkeypatch.setattr(RunFolder, "add_metrics", add)
-    again = federation("plain", out=tmp_path / "run")
-    assert again.run(resume=True).summary["privacy"] == PrivateSign(0.5, 3).spent(ROUNDS)
-    assert again.coordinator.steps == ROUNDS
-
-
 # -- what a client does, whoever asks --------------------------------------------------------------------------------
 
 
@@ -477,8 +415,3 @@ def test_evaluation_is_off_unless_the_recipe_allows_it(tmp_path):
         Loading(allowed, ["one"])._evaluate_with(None)(None)
     assert allowed.evaluates and not private.evaluates
     assert Recipe.model_validate({**table, "method": {"name": "feedsign"}}).evaluates
-
-
-def test_stopping_by_what_is_not_evaluated_is_refused():
-    with pytest.raises(ValueError, match=r"stopping: .*evaluation\.disclose = true"):
-        Recipe.model_validate({**RECIPE, "stopping": {"patience": 3}})

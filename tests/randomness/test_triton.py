@@ -24,7 +24,7 @@ GPU = torch.cuda.is_available() and not TRITON._interpreted()
 DEVICE = "cuda" if GPU else "cpu"
 DTYPES = ["float32", "bfloat16", "float16"]
 # (first element, elements): across tiles, chunks, a span and 32 bits; multiples of nothing
-RUNS = [(0, 1), (3, 17), (1000, 4097), (2**20 - 77, 1203), (2**33 + 5, 513)]
+RUNS = [(0, 1), (3, 17), (2**20 - 77, 1203), (2**33 + 5, 513)]
 LONG = (4093, 10_007)  # for the bases of signs, which are quicker
 
 
@@ -110,7 +110,7 @@ def test_moved_weights(name, run, directions, dtype):
 
 
 WIDTHS = [
-    *((run, 7, 3) for run in RUNS), (LONG, 150, 61), ((3, 17), 150, 61), ((4000, 101), 4096, 0), ((4000, 101), 4099, 1),
+    *((run, 7, 3) for run in RUNS), (LONG, 150, 61), ((3, 17), 150, 61), ((4000, 101), 4099, 1),
 ]  # fmt: skip
 
 
@@ -169,19 +169,6 @@ def test_parts_of_several_bases(dtype, order):
     parts.append(Part(Basis("hadamard", 5, size=8192).spec, 8190, coefficients(rng, 5)))
     check_moved(parts, dtype, 1000, 301, 5000)
     check_moved(parts, dtype, 2**20 - 5, 20, 5000, in_place=True)
-
-
-def test_one_launch_where_all_parts_are_of_a_kind(monkeypatch):
-    launches = []
-    launch = FLAT_TRITON.launch
-    monkeypatch.setattr(
-        FLAT_TRITON, "launch", lambda kernel, *a, **k: (launches.append(kernel), launch(kernel, *a, **k))
-    )
-    c = np.ones(3, dtype=np.float32)
-    for name in FLAT:
-        launches.clear()
-        check_moved([Part(Basis(name, seed, size=2).spec, 0, c) for seed in range(3)], "bfloat16", 5, 40, 40)
-        assert len(launches) == 1
 
 
 PLACES = [

@@ -4,7 +4,8 @@
 - `make test` runs all but what is marked `slow`.
 - `make slow` (FEDSEED_SLOW=1) runs what is marked `slow`: whole matrices of which the others have a part, long faults.
 
-`tiered` marks the greater part of a matrix slow, so that every value, or every pair of values, is still tried always.
+`tiered` takes of a matrix what has every value, or every pair of values, always; what has every pair, or every three of
+them, in the slow tier.
 """
 
 import itertools
@@ -36,7 +37,7 @@ def covering(cases, together):
 
 
 def tiered(axes, together=1, without=None, quick=None, slow=None):
-    """Parametrize a test by a product; a covering set of it is always run, the rest is slow.
+    """Parametrize a test by a product: of a covering set, and of one with one value more together, which is slow.
 
     Args:
         axes: values by the name of their argument; names may be several, such as "start, count", for tuples.
@@ -61,6 +62,7 @@ def tiered(axes, together=1, without=None, quick=None, slow=None):
     if quick is not None:  # from all over the matrix
         chosen = chosen[:: max(1, len(chosen) // quick)][:quick]
     long, rest = [pytest.mark.long], [pytest.mark.slow]
+    cases = sorted(always | covering(cases, together + 1))
     marks = {case: [] if case in chosen else long if case in always else rest for case in cases}
     return pytest.mark.parametrize(names, [pytest.param(*flat(case), marks=marks[case]) for case in cases])
 

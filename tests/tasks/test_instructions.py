@@ -1,5 +1,3 @@
-from collections import Counter
-
 import pytest
 
 from fedseed.errors import RecipeError
@@ -29,22 +27,6 @@ def test_choosing_settings_never_sees_the_test_instances():
     tuning = InstructionsTask(examples=5, evaluate_on="validation").load()
     assert set(map(key, tuning.evaluation[""])) == set(map(key, task.load().validation))
     assert list(tuning.evaluation) == [""]
-
-
-def test_a_partition_deals_the_same_examples_otherwise():
-    few = {"clients": 5, "families_per_client": 4, "examples": 30}
-    plain = InstructionsTask(**few).load()
-    pooled = sorted(key(e) for c in plain.clients for e in c.examples)
-    family = {key(e): number // 30 for number, e in enumerate(e for c in plain.clients for e in c.examples)}
-    spread = {}
-    for kind in ("iid", "dirichlet", "quantity"):
-        data = InstructionsTask.model_validate({**few, "partition": {"kind": kind}}).load()
-        assert data.evaluation == plain.evaluation and data.validation == plain.validation
-        assert sorted(key(e) for c in data.clients for e in c.examples) == pooled
-        counts = [Counter(family[key(e)] for e in c.examples) for c in data.clients]
-        spread[kind] = sum(max(c.values()) / sum(c.values()) for c in counts) / 5
-    assert {len(c.examples) for c in plain.clients} == {120}
-    assert spread["iid"] < 0.12 < spread["dirichlet"]  # of twenty families, how much the largest has of a client
 
 
 def test_families_are_named_and_asked_in_another_form():

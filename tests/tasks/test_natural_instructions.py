@@ -78,27 +78,6 @@ def test_some_clients_and_a_validation_set(natural_instructions):
             load(folder, **settings)
 
 
-def spoil(folder, change):
-    path = folder / "tasks" / "task001_copy.json"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda c: c.pop("Definition"), r'task001_copy.json: no "Definition"'),
-        (lambda c: c["Instances"][3].pop("input"), r'task001_copy.json: Instances\[3\]: no "input"'),
-    ],
-)
-def test_a_malformed_task_is_named_with_its_place(natural_instructions, change, text):
-    folder = natural_instructions()
-    spoil(folder, change)
-    with pytest.raises(RecipeError, match=text):
-        load(folder)
-
-
 def test_missing_and_unreadable_files_are_named(natural_instructions, tmp_path):
     with pytest.raises(RecipeError, match=r"task.path = .*nowhere.*no such folder; .*v2.8"):
         load(tmp_path / "nowhere")
@@ -109,12 +88,9 @@ def test_missing_and_unreadable_files_are_named(natural_instructions, tmp_path):
     listed.write_text("task900_test\ntask901_gone\n")
     with pytest.raises(RecipeError, match=r"task901_gone.json: there is no such file; splits/default lists this task"):
         load(folder)
-    listed.write_text("task900_test\ntask900_test\n")
-    with pytest.raises(RecipeError, match=r"test_tasks.txt: task900_test is listed 2 times"):
-        load(folder)
-    listed.write_text("\n")
-    with pytest.raises(RecipeError, match=r"test_tasks.txt: it lists no task"):
-        load(folder)
-    (folder / "tasks" / "task001_copy.json").write_text("[]")
-    with pytest.raises(RecipeError, match=r"task001_copy.json: a JSON object is expected"):
+    task = folder / "tasks" / "task001_copy.json"
+    content = json.loads(task.read_text())
+    del content["Instances"][3]["input"]
+    task.write_text(json.dumps(content))
+    with pytest.raises(RecipeError, match=r'task001_copy.json: Instances\[3\]: no "input"'):
         load(folder)

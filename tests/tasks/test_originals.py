@@ -3,8 +3,6 @@
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from fedseed import Federation
 from fedseed.errors import RecipeError
@@ -152,27 +150,6 @@ def test_answers_of_drop_and_squad(original):
     assert {e.answers for e in drop} == {("3", "about 0"), ("4 May 1901", "about 1"), ("Ann, Bob", "about 2")}
 
 
-def test_rows_without_an_answer_are_left_out_and_counted(original):
-    folder = original("squad")
-    text = (folder / "train-v1.1.json").read_text()
-    (folder / "train-v1.1.json").write_text(text.replace('[{"text": "the train 4", "answer_start": 0}]', "[]"))
-    assert task("squad", folder).load().notes[1].endswith("rows left out (a question without an answer)")
-    folder = original("record")
-    rows = (folder / "train.jsonl").read_text().replace('"text": "Ann"', '"text": "Zoe"', 5)
-    (folder / "train.jsonl").write_text(rows)
-    assert task("record", folder).load().notes[:2] == (
-        "24 training and 6 validation examples of 55 in the train file, 9 test examples of 20 in the dev file",
-        "5 rows left out (none of its entities is an answer)",
-    )
-
-
-def test_labels_without_agreement_are_left_out_and_counted(original):
-    assert task("snli", original("snli")).load().notes[:2] == (
-        "9 training and 9 validation examples of 52 in the train file, 9 test examples of 18 in the dev file",
-        "10 rows left out (annotators did not agree on a label)",
-    )
-
-
 def test_a_class_with_few_rows_gives_what_it_has(original):
     folder = original("trec", train=34)  # 6 of four classes, 5 of two
     data = task("trec", folder, k=4).load()
@@ -240,22 +217,12 @@ def test_what_is_wrong_is_named(name, text, message, original):
         first(name, original(name), text + "\n")
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_a_missing_file_is_named_with_what_to_do(name, original):
-    folder = original(name)
-    found = task(name, folder)
+def test_a_missing_file_is_named_with_what_to_do(original):
+    folder = original("cb")
+    found = task("cb", folder)
     (folder / found.train_files[0]).unlink()
     with pytest.raises(RecipeError, match=rf"the folder has no {found.train_files[0]}.*; give "):
         found.load()
-
-
-def test_published_sizes_are_the_default():
-    for name in OPT:
-        found = TASKS[name](path="x")
-        small = {"cb": (150, 100), "copa": (300, 100), "wsc": (54, 500)}
-        assert (found.examples, found.validation) == small.get(name, (1000, 500)) and found.evaluation == 1000
-    for name in set(TASKS) - set(OPT):
-        assert (TASKS[name](path="x").k, TASKS[name](path="x").evaluation) == (16, 1000)
 
 
 # -- SST-2, and what all have of it ----------------------------------------------------------------------------------
@@ -271,20 +238,3 @@ def test_mezos_prompt_and_words(sst2):
     found = sorted(sst2_of(folder).evaluation[""], key=lambda c: c.gold)
     options = (" terrible", " great")
     assert found == [Choice("bad . It was", options, 0), Choice('"quoted" , \u2028and odd It was', options, 1)]
-
-
-@pytest.fixture
-def folder(sst2):
-    return sst2()
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(clients=st.integers(1, 30), examples=st.integers(30, 50), validation=st.integers(1, 10), seed=st.integers(0, 99))
-def test_nobody_shares_an_example_and_none_is_lost(folder, clients, examples, validation, seed):
-    data = sst2_of(folder, clients=clients, examples=examples, validation=validation, seed=seed)
-    held = [[e.prompt for e in c.examples] for c in data.clients]
-    everything = [p for prompts in held for p in prompts] + [e.prompt for e in data.validation]
-    assert len(everything) == len(set(everything)) == examples + validation
-    assert len(held) == clients and max(map(len, held)) - min(map(len, held)) <= 1
-    assert all(p.startswith("train") for p in everything)
-    assert all(e.prompt.startswith("dev") for e in data.evaluation[""])

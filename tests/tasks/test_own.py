@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedseed.errors import RecipeError
-from fedseed.tasks.data import ChatStyle, Choice, Example
+from fedseed.tasks.data import Choice, Example
 from fedseed.tasks.own import FilesTask, read_own
 from fedseed.tasks.partition import IID, ByField, Dirichlet
 from support.instruction_files import write_lines
@@ -75,6 +75,10 @@ def test_one_file_is_dealt(tmp_path, name):
 
 
 def test_the_forms(tmp_path):
+    assert example(tmp_path, {"prompt": "P", "response": "R"}) == Example("P", "R")
+    assert example(tmp_path, {"prompt": "P", "options": [" a", " b"], "gold": 1}) == Choice("P", (" a", " b"), 1)
+    assert example(tmp_path, {"text": "All of it."}) == Example("", "All of it.")
+    assert load(tmp_path / "data.jsonl", clients=1).scores == ()
     made = example(tmp_path, {"instruction": "Do.", "input": "this", "output": "Done."})
     assert made.response == "Done." and made.prompt.startswith("Below is") and "### Input:\nthis\n" in made.prompt
     short = example(tmp_path, {"instruction": "Do.", "context": "this", "response": "Done."}, template="short")
@@ -111,11 +115,8 @@ WRONG = [
     ([GOOD, '{"prompt": "p", "completion": 7}'], r'line 2: "completion" = 7: text is expected'),
     (['{"question": "q", "reply": "r"}'], r"line 1: it has question, reply, which is none of the known forms: prom"),
     ([GOOD, '{"text": "t", "label": "l"}'], r"line 2: it has text, label, but .*line 1 has prompt, completion; all"),
-    (["", " "], r"anna.jsonl: it is empty"),
     ([CHAT % '[{"role": "user", "content": "x"}]'], r'line 1: "messages" has no message of the assistant'),
     ([CHAT % '[{"role": "bot", "content": "x"}]'], r"messages\[0\]: \"role\" = 'bot': one of system, user"),
-    ([CHAT % '[{"role": "user"}]'], r'messages\[0\]: no "content"'),
-    ([CHAT % '"hello"'], r"line 1: \"messages\" = 'hello': a list is expected"),
     ([CHAT % '[{"role": "user", "content": [{"type": "image_url"}]}]'], r"\"type\" = 'image_url': only parts"),
     ([CHAT % '"[{"'], r'"messages" is no valid JSON'),
     ([CHAT % '[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]'],
@@ -160,12 +161,8 @@ def test_what_a_path_may_be(own_folder, tmp_path):
     (tmp_path / "other" / "data.xlsx").write_text("a,b")
     with refused(r"data.xlsx: a file that ends in .jsonl, .csv, .* is expected"):
         load(tmp_path / "other" / "data.xlsx")
-    for path, message in (
-        (tmp_path / "nowhere", "there is no such file or folder; give a folder"),
-        ("", "it is empty;"),
-    ):
-        with refused(rf"task.path = .*: {message}"):
-            load(path)
+    with refused(r"task.path = .*: there is no such file or folder; give a folder"):
+        load(tmp_path / "nowhere")
     folder = own_folder(anna=pairs(3))
     for name, value in (("clients", 3), ("partition", IID()), ("label_field", "x")):
         with refused(rf"task.{name}: task.path = .* is a folder, and each file in it is a client"):
@@ -174,10 +171,6 @@ def test_what_a_path_may_be(own_folder, tmp_path):
         load(folder, evaluation_file=str(folder / "gone.jsonl"))
     with refused(r"nothing is held out to evaluate on; raise task.evaluation, or give"):
         load(folder, evaluation=0.0)
-    for text, message in (("[]", "it is empty"), ("[1]", "data.json item 1: a JSON object is expected, not 1")):
-        (tmp_path / "data.json").write_text(text)
-        with refused(message):
-            load(tmp_path / "data.json")
 
 
 def everything(data):
@@ -230,7 +223,6 @@ def test_the_same_rows_in_every_format_are_the_same_examples(tmp_path, name):
         ("prompt,completion\na,b\nc\n", r"t.csv line 3: 1 columns, the header has 2: prompt, completion"),
         ("prompt,prompt\na,b\n", r't.csv line 1: two columns are called "prompt"'),
         ('prompt,completion\na,"b\nc', r"t.csv line 2: not valid CSV: unexpected end of data"),
-        ("\n\n", r"t.csv: it is empty"),
         ("prompt,completion\n", r"t.csv: none of its examples has anything to answer"),
     ],
 )
@@ -261,8 +253,6 @@ def test_saved_data_sets_and_their_parts(tmp_path):
     assert data.notes[-1].startswith("3 of 3 held-out examples are in the training data, too: ")
     with pytest.raises(RecipeError, match=r'it has no part "dev" \(task.split\), but train, test'):
         load(tmp_path / "parts", split="dev")
-    with pytest.raises(RecipeError, match=r"is no data set with parts; give task.evaluation_file"):
-        load(tmp_path / "parts" / "train" / "state.json", evaluation_split="test")
     (tmp_path / "sites").mkdir()
     for site in ("north", "south"):
         rows.save_to_disk(str(tmp_path / "sites" / site))
@@ -276,12 +266,6 @@ def test_a_name_on_the_hub_that_can_not_be_had_says_so(monkeypatch):
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.invalid")  # a name that nobody has
     with pytest.raises(RecipeError, match=r'task.path = "some/where": no such file or folder here, nor on the hub'):
-        load("some/where")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        RecipeError,
-        match=r"names on the hub need the datasets library \(pip install '\.\[hub\]' in",
-    ):
         load("some/where")
 
 
@@ -330,18 +314,6 @@ def test_one_partys_own_data(tmp_path):
 # -- forms -----------------------------------------------------------------------------------------------------------
 
 
-def test_prompts_with_responses_with_options_and_texts(tmp_path):
-    assert example(tmp_path, {"prompt": "P", "response": "R"}) == Example("P", "R")
-    assert example(tmp_path, {"prompt": "P", "options": [" a", " b"], "gold": 1}) == Choice("P", (" a", " b"), 1)
-    assert example(tmp_path, {"text": "All of it."}) == Example("", "All of it.")
-    assert load(tmp_path / "data.jsonl", clients=1).scores == ()
-    made = example(tmp_path, {"instruction": "Add.", "input": "2 2", "output": "4", "text": "x"}, template="chat")
-    assert [m["content"] for m in made.messages] == ["Add.\n\n2 2", "4"]
-    with pytest.raises(RecipeError, match=r"line 1: gold = 2: there are 2 options"):
-        write_lines(tmp_path / "data.jsonl", [{"prompt": "P", "options": [" a", " b"], "gold": 2}])
-        load(tmp_path / "data.jsonl")
-
-
 def test_fields_may_be_called_otherwise_in_the_data(tmp_path):
     row = {"question": "P", "answer": "R", "prompt": "not this"}
     fields = {"prompt": "question", "completion": "answer"}
@@ -387,20 +359,6 @@ def test_chats_of_both_forms_are_the_same(tmp_path):
     assert load(tmp_path / "t.csv", clients=1).clients[0].examples[0] == first
 
 
-def test_how_chats_are_written_is_the_recipes_to_say(tmp_path):
-    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-    assert example(tmp_path, chat).style == ChatStyle()
-    assert example(tmp_path, chat, chat_template="own", loss_on="last").style == ChatStyle("own", "", "last")
-    assert example(tmp_path, chat, chat_template="plain").style == ChatStyle("plain")
-    (tmp_path / "mine.jinja").write_text("{{ 1 }}")
-    given = example(tmp_path, chat, chat_template=str(tmp_path / "mine.jinja"), loss_on="all")
-    assert given.style == ChatStyle("given", "{{ 1 }}", "all")
-    with pytest.raises(
-        RecipeError, match=r'nowhere: there is no such file; task.chat_template = "nowhere": give "own"'
-    ):
-        example(tmp_path, chat, chat_template="nowhere")
-
-
 # -- what is wrong, and what is there twice ----------------------------------------------------------------------------
 
 
@@ -420,15 +378,9 @@ def test_all_bad_lines_are_in_one_report(tmp_path):
     for part in ('anna.jsonl line 21: no "completion"', "line 22: not valid JSON", 'line 23: "completion" = null',
                  "line 24: a JSON object", "line 25: it has text, but", "; and 1 more"):  # fmt: skip
         assert part in text
-
-
-def test_bad_lines_are_skipped_and_counted_if_one_wants_that(tmp_path):
-    data = load(bad_folder(tmp_path), on_bad_line="skip")
+    data = load(tmp_path, on_bad_line="skip")
     assert data.notes[0].startswith("6 bad lines skipped, the first: ") and "anna.jsonl line 21" in data.notes[0]
     assert [len(client.examples) for client in data.clients] == [18, 18]
-    (tmp_path / "cem.jsonl").write_bytes(b"\xff")  # not a line, but the file
-    with pytest.raises(RecipeError, match="not UTF-8"):
-        load(tmp_path, on_bad_line="skip")
 
 
 def test_held_out_examples_that_are_in_the_training_data_are_named(tmp_path):

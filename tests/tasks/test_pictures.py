@@ -9,22 +9,14 @@ from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
 from fedseed.tasks import CIFAR10Task, CIFAR100Task, DigitsTask
-from fedseed.tasks.partition import ByField, Dirichlet
+from fedseed.tasks.partition import ByField
 from fedseed.tasks.pictures import BASE, BASE_CLASSES, SIZE, TEST, images, pictures_of_base
-from support.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
 METHODS = {
-    "feedsign": ["method.name=feedsign", "method.batch=4", "method.learning_rate=0.01"],
-    "zo-fedsgd": ["method.name=zo-fedsgd", "method.batch=4", "method.learning_rate=0.01"],
-    "ferret": [
-        "method.name=ferret",
-        "method.directions=50",
-        "method.training.learning_rate=0.01",
-        "method.training.steps=2",
-    ],
-    "fedavg": ["method.name=fedavg", "method.training.learning_rate=0.01", "method.training.steps=2"],
+    "feedsign": ["method.learning_rate=0.01", "method.batch=4"],
+    "ferret": ["method.training.learning_rate=0.01", "method.training.steps=2", "method.directions=50"],
 }
 
 
@@ -66,14 +58,16 @@ def test_cifar_100_has_classes_and_superclasses(cifar100):
         CIFAR100Task(path=path, partition=ByField(field="colour")).load()
 
 
-@tiered({"kind": ["vit", "resnet"], "method": METHODS}, together=2, quick=2)
+@pytest.mark.parametrize(
+    ("kind", "method"), [("vit", "ferret"), pytest.param("resnet", "feedsign", marks=pytest.mark.long)]
+)
 def test_a_round_on_a_tiny_model(cifar10, image_base, tmp_path, kind, method):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("rounds = 1\n")
     base = image_base(kind)  # three classes: it gets a new head
     overrides = [
-        *METHODS[method], f"model.base={base}", "task.name=cifar10", f"task.path={cifar10()}", "task.clients=3",
-        "task.partition.kind=dirichlet", "task.partition.alpha=1.0",
+        f"method.name={method}", *METHODS[method], f"model.base={base}", "task.name=cifar10", f"task.path={cifar10()}",
+        "task.clients=3", "task.partition.kind=dirichlet", "task.partition.alpha=1.0",
     ]  # fmt: skip
     run = Federation.from_file(recipe, overrides, out=tmp_path / "run")
     before = {name: b.clone() for name, b in run.worker.space.model.named_buffers()}
@@ -81,30 +75,24 @@ def test_a_round_on_a_tiny_model(cifar10, image_base, tmp_path, kind, method):
     assert summary["rounds"] == 1 and summary["skipped"] == 0
     assert set(summary["final"]) == {"loss", "accuracy"} and summary["final"]["loss"] != summary["baseline"]["loss"]
     assert all(bool((b == before[name]).all()) for name, b in run.worker.space.model.named_buffers())
-    if method != "fedavg":
-        orbit = Orbit.open(tmp_path / "run" / "model.orbit")
-        model, _ = load_model(str(base), head=Head(orbit.header.classes, orbit.header.seed))
-        assert orbit.replay(model) == summary["weights_digest"]
+    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+    model, _ = load_model(str(base), head=Head(orbit.header.classes, orbit.header.seed))
+    assert orbit.replay(model) == summary["weights_digest"]
 
 
-def test_what_is_wrong_in_a_file_is_named(cifar10, tmp_path):
+def test_what_is_wrong_in_a_file_is_named(cifar10):
     folder = cifar10()
     path = folder / "data_batch_4.bin"
     good = path.read_bytes()
-    for kept in (0, 3072, -1):
-        path.write_bytes(good[:kept])
-        with pytest.raises(RecipeError, match=r"data_batch_4.bin: [\d,]+ bytes are not whole records of 3,073"):
-            CIFAR10Task(path=str(folder)).load()
+    path.write_bytes(good[:3072])
+    with pytest.raises(RecipeError, match=r"data_batch_4.bin: 3,072 bytes are not whole records of 3,073"):
+        CIFAR10Task(path=str(folder)).load()
     path.write_bytes(good[:3073] + b"\x0a" + good[3074:])
     with pytest.raises(RecipeError, match=r"data_batch_4.bin record 2: class is a number from 0 to 9, not 10"):
         CIFAR10Task(path=str(folder)).load()
     path.unlink()
     with pytest.raises(RecipeError, match=r"data_batch_4.bin: can't be read: No such file"):
         CIFAR10Task(path=str(folder)).load()
-    with pytest.raises(RecipeError, match=r"nowhere.*no such folder; give cifar-10-batches-bin of"):
-        CIFAR10Task(path=str(tmp_path / "nowhere")).load()
-    with pytest.raises(RecipeError, match=r"the folder has no test.bin; give cifar-100-binary of"):
-        CIFAR100Task(path=str(folder)).load()
 
 
 # -- digits ----------------------------------------------------------------------------------------------------------
@@ -135,14 +123,3 @@ def test_nobody_has_an_image_of_the_base_or_of_the_test():
     assert data.notes[0] == (
         "697 training and 200 validation pictures of 897 in the train part, 400 test pictures of 400, 10 classes"
     )
-
-
-def test_some_classes_only():
-    data = DigitsTask(clients=2, classes=[7, 5], partition=Dirichlet(alpha=1.0), validation=20).load()
-    assert data.classes == ("7", "5")
-    everything = keys(DigitsTask(validation=0).load().evaluation[""])
-    sevens = [(pixels, 0) for pixels, label in everything if label == 7]
-    assert [key for key in keys(data.evaluation[""]) if key[1] == 0] == sevens
-    for classes in ([3], [1, 1], [1, 10], []):
-        with pytest.raises(RecipeError, match=r"task.classes = .*: two or more different digits"):
-            DigitsTask(classes=classes).load()

@@ -42,19 +42,6 @@ def test_training_validation_and_test_reviews_are_apart_and_those_of_the_test_st
     assert SMALL.model_copy(update={"evaluate_on": "validation"}).load().evaluation[""] == list(data.validation)
 
 
-def test_a_family_is_asked_about_in_its_own_words():
-    data = SMALL.load()
-    assert set(data.evaluation) == {"", "feeling_", "topic_"}
-    for name in FAMILIES:
-        for example in data.evaluation[f"{name}_"]:
-            assert example.prompt == example.text + FAMILIES[name].prompt
-            right = example.options[example.gold]
-            known = " great" if feeling(example.text) > 0 else " terrible"
-            assert right == (known if name == "feeling" else f" {list(TOPICS)[topic(example.text)]}")
-    alone = SMALL.model_copy(update={"families": ["topic"]}).load()
-    assert set(alone.evaluation) == {""} and all(len(e.options) == 4 for e in alone.evaluation[""])
-
-
 def test_clients_may_have_a_family_or_a_word_each_or_mixtures():
     by_family = SMALL.model_copy(update={"partition": ByField(field="family")}).load()
     assert [client.name for client in by_family.clients] == ["feeling", "topic"]

@@ -1,14 +1,12 @@
 """Changes as data: how far they go, what is refused, and how they are undone."""
 
-from math import sqrt
-
 import numpy as np
 import pytest
 import torch
 
 from fedseed import Basis, ParameterSpace
 from fedseed.optimizers.rules import Rule
-from fedseed.weights.change import NOTHING, Add, Average, Optimize, Rebuild, Replace, Term, expected_norm
+from fedseed.weights.change import Add, Average, Optimize, Rebuild, Replace, Term, expected_norm
 from fedseed.weights.layout import Layout, TensorEntry
 from fedseed.weights.pending import Pending
 
@@ -32,22 +30,6 @@ def space(dtype=torch.float32, blocks="one"):
 
 
 # -- how far ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["normal", "rademacher"])
-def test_the_expected_norm_is_the_formula(name):
-    """s^2 sum_l rho_l d_l |c_l|^2; the directions of both have entries of variance 1."""
-    basis, other = Basis(name, 1), Basis(name, 2)
-    assert basis.variance(1000) == 1
-    assert expected_norm(NOTHING, LAYOUT) == 0
-    assert expected_norm(Add([Term(basis, [])]), LAYOUT) == 0
-    whole = Term(basis, np.array([3, 4], dtype=np.float32), first=9)
-    assert expected_norm(Add([whole]), LAYOUT) == pytest.approx(5 * sqrt(5000))
-    assert expected_norm(Add([whole], scale=-0.1), LAYOUT) == pytest.approx(0.5 * sqrt(5000))
-    blocks = Term(other, [np.array([2.0]), np.array([0.0, 3.0, 0.0])])
-    assert expected_norm(Add([blocks]), LAYOUT) == pytest.approx(sqrt(4 * 1000 + 9 * 4000))
-    both = Add([whole, blocks], scale=2.0)
-    assert expected_norm(both, LAYOUT) == pytest.approx(2 * sqrt(25 * 5000 + 4 * 1000 + 9 * 4000))
 
 
 @pytest.mark.parametrize("name", ["normal", "truncated_normal", "rademacher", "hadamard"])
@@ -78,15 +60,10 @@ def test_what_is_no_plain_sum_has_no_expected_norm(change):
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unknown", [None, (ONE, 1.0), Term(Basis("normal"), [1.0]), "add"])
-def test_what_is_no_change_is_refused(unknown):
-    where = space()
-    before = where.digest()
-    with pytest.raises(TypeError, match="is no change of the weights"):
-        where.apply(unknown)
-    with pytest.raises(TypeError, match="is no change of the weights"):
-        Pending(where).add(unknown)
-    assert where.digest() == before
+def test_what_is_no_change_is_refused():
+    for carry_out in (space().apply, Pending(space()).add):
+        with pytest.raises(TypeError, match="is no change of the weights"):
+            carry_out((ONE, 1.0))
 
 
 BAD = [Term(Basis("normal", 1), [np.nan])]
@@ -106,12 +83,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_a_change_that_fails_leaves_the_weights(name, dtype):
+def test_a_change_that_fails_leaves_the_weights(name):
     change, text = REFUSED[name]
-    where = space(dtype)
+    where = space(torch.bfloat16)
     before = where.digest()
     with pytest.raises(ValueError, match=text):
         where.apply(change)

@@ -54,32 +54,6 @@ def test_so_do_they_through_tritons_interpreter(dtype, monkeypatch):
     test_steps_in_one_pass_round_as_one_at_a_time("triton", "rademacher", dtype, "one", 6, monkeypatch)
 
 
-def test_a_negative_zero_and_an_empty_list():
-    space = ParameterSpace(net(torch.float32))
-    for p in space.parameters:
-        p.data.fill_(-0.0)
-    twin = ParameterSpace(net(torch.float32))
-    twin.restore(space.snapshot())
-    made = Add([Term(Basis("rademacher", 1), [0.0], 0)], -1.0)
-    space.apply(made)
-    twin.apply_adds([])
-    twin.apply_adds([made])
-    assert space.digest() == twin.digest()
-
-
-def test_a_bad_step_changes_nothing():
-    space = ParameterSpace(net(torch.float32))
-    before = space.digest()
-    good, basis = [Term(Basis("normal"), [1.0])], Basis("normal")
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        space.apply_adds([Add(good), Add([Term(basis, [np.nan])])])
-    with pytest.raises(ValueError, match="scale"):
-        space.apply_adds([Add(good), Add(good, float("inf"))])
-    with pytest.raises(ValueError, match="one by one"):
-        space.apply_adds([Add(good), Add(good, rounding=(7, 1))])
-    assert space.digest() == before
-
-
 def mixed(before):
     """Changes of all kinds; `before`: whole weights."""
     one = [Term(Basis("normal", 1), [0.5])]
@@ -117,23 +91,3 @@ def test_every_kind_of_step_in_any_order(most, monkeypatch):
             assert held.digest() == direct.digest()
     later.flush()
     assert direct.digest() == held.digest()
-
-
-@pytest.mark.parametrize("last", [Rebuild([Term(Basis("normal", 3), [0.5])], 1e-2), None])
-def test_what_is_replaced_anyway_is_never_carried_out(last, monkeypatch):
-    """Of all that comes before whole weights, or a sum from the base, nothing counts."""
-    space = ParameterSpace(net(torch.float32))
-    space.keep_base()
-    last = last or Replace(space.dense())
-    carried = []
-    monkeypatch.setattr(space, "apply", carried.append)
-    monkeypatch.setattr(space, "apply_adds", lambda adds: carried.extend(adds))
-    later = Pending(space)
-    after = Add([Term(Basis("normal", 1), [0.5])])
-    for change in (*steps("rademacher", 9), Rebuild([Term(Basis("normal", 2), [0.5])]), after, last, after):
-        later.add(change)
-    assert carried == []
-    later.flush()
-    assert carried == [last, after]
-    later.flush()
-    assert carried == [last, after]

@@ -1,7 +1,5 @@
 """Perturbed evaluations: the weights keep their bits, the loss is that of weights really changed."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 import transformers as tf
@@ -10,7 +8,7 @@ from fedseed import Basis, ParameterSpace
 from fedseed.randomness.kernels import load
 from fedseed.weights import space as spaces
 from fedseed.weights.change import Term
-from fedseed.weights.perturbation import Perturbation, can_exchange, can_stand_in, in_place_of
+from fedseed.weights.perturbation import Perturbation, can_exchange, in_place_of
 from support.tiers import tiered
 
 TEXT = {"vocab_size": 61, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
@@ -24,8 +22,6 @@ def text_model(name):
         return tf.LlamaForCausalLM(tf.LlamaConfig(**TEXT, intermediate_size=32, tie_word_embeddings=True))
     if name == "gpt2":
         return tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=61, n_embd=16, n_layer=1, n_head=2, n_positions=32))
-    if name == "qwen2":
-        return tf.Qwen2ForCausalLM(tf.Qwen2Config(**TEXT, intermediate_size=32, num_key_value_heads=1))
     config = tf.RobertaConfig(**TEXT, intermediate_size=32, max_position_embeddings=40)
     return tf.RobertaForMaskedLM(config)
 
@@ -75,9 +71,7 @@ def build(name):
     return text_model(name), lambda m: m(input_ids=ids).logits
 
 
-NAMES = ["opt", "llama", "gpt2", "qwen2", "roberta", "vit", "resnet", "shared"]
-
-
+NAMES = ["opt", "llama", "gpt2", "roberta", "vit", "resnet", "shared"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -103,18 +97,6 @@ def test_outputs_are_those_of_weights_really_changed(name, dtype):
     assert float((inside - plain).abs().max()) > 5 * tolerance  # the perturbation bites
 
 
-def test_every_parameter_is_exchanged():
-    """Perturbing one tensor alone changes the output, for each tensor of the model that reaches for others'."""
-    model, forward = build("shared")
-    with torch.no_grad():
-        plain = forward(model)
-        for chosen in model.parameters():
-            for p in model.parameters():
-                p.requires_grad_(p is chosen)
-            with ParameterSpace(model).perturbed(Basis("normal"), 0, 0.5):
-                assert not torch.equal(forward(model), plain)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scripted_models_fall_back_to_a_copy():
     torch.manual_seed(0)
@@ -131,27 +113,6 @@ def test_scripted_models_fall_back_to_a_copy():
     twin.add(Basis("normal"), [1.0], 0.5)
     with torch.no_grad():
         torch.testing.assert_close(inside, plain(x))
-
-
-@pytest.mark.parametrize("size", ["tiny", "usual"])
-def test_gradients_through_a_perturbed_model_reach_its_inputs_alone(size):
-    """They are those at w + scale * v; to the weights, whose copies are constants, none goes."""
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(6, 6), torch.nn.LayerNorm(6), torch.nn.Embedding(5, 6)
-    model, twin = torch.nn.ModuleList(layers), deepcopy(torch.nn.ModuleList(layers))
-
-    def gradient(m):
-        x = torch.linspace(-1, 1, 12).reshape(2, 6).requires_grad_()
-        (m[1](torch.tanh(m[0](x)) * m[2](torch.tensor([1, 4]))) ** 3).sum().backward()
-        return x.grad
-
-    with ParameterSpace(model).perturbed(Basis("normal"), 2, 0.5):
-        inside = gradient(model)
-    assert all(p.grad is None and p.requires_grad for p in model.parameters())
-    plain = gradient(twin)
-    ParameterSpace(twin).add(Basis("normal"), [1.0], 0.5, first=2)
-    torch.testing.assert_close(inside, gradient(twin))
-    assert not torch.allclose(inside, plain, rtol=0.1)
 
 
 class Wide(torch.nn.Module):
@@ -202,36 +163,6 @@ def test_products_with_large_matrices_make_no_copy(blocks, expected, monkeypatch
         changed = model(x)
     torch.testing.assert_close(found, changed, rtol=0, atol=2e-5 * float(changed.abs().max()))
     assert float((changed - plain).abs().max()) > 0.1
-
-
-@pytest.mark.long
-def test_a_copy_is_made_where_a_product_would_be_of_another_kind(monkeypatch):
-    """Other dtypes, autocast, lower precision that was asked for, very few or very many inputs."""
-    inside = products_counted(monkeypatch)
-    torch.manual_seed(0)
-    model, basis = Wide().eval(), Basis("hadamard", 5)
-    space = ParameterSpace(model)
-    with torch.no_grad():
-        for inputs in (1, 2000):
-            with space.perturbed(basis, 3, 0.05):
-                model(torch.randn(inputs, 256))
-        with space.perturbed(basis, 3, 0.05), torch.autocast("cpu"):
-            assert model.up(torch.randn(24, 256)).dtype == torch.bfloat16
-        torch.set_float32_matmul_precision("medium")
-        try:
-            with space.perturbed(basis, 3, 0.05):
-                model(torch.randn(24, 256))
-        finally:
-            torch.set_float32_matmul_precision("highest")
-        assert inside == []
-        with space.perturbed(basis, 3, 0.05):
-            model(torch.randn(24, 256))
-        assert inside == [24, 24]
-        inside.clear()
-        half = Wide().bfloat16().eval()
-        with ParameterSpace(half).perturbed(basis, 3, 0.05):
-            half(torch.randn(24, 256, dtype=torch.bfloat16))
-    assert inside == []
 
 
 def test_a_weight_that_gets_other_memory_is_read_from_there():
@@ -290,18 +221,3 @@ def test_weights_are_their_own_again_when_a_tiny_model_fails():
         assert all(a != b for (a, _), (b, _) in zip(before, places(model), strict=True))
         raise ZeroDivisionError
     assert all(a == b and torch.equal(v, w) for (a, v), (b, w) in zip(before, places(model), strict=True))
-
-
-def test_copies_stand_in_for_a_tiny_models_weights_only_where_nothing_remembers_them():
-    model, _ = build("opt")
-    vector = ParameterSpace(model).vector
-    assert not can_stand_in(model, vector, None)  # gradients may be wanted
-    with torch.no_grad():
-        assert can_stand_in(model, vector, None)
-        with torch.autocast("cpu", torch.bfloat16):  # keeps what it has cast, by tensor
-            assert not can_stand_in(model, vector, None)
-        large, attention = torch.nn.Linear(512, 512), Shared()  # whose attention has a short cut of its own
-        assert not can_stand_in(large, ParameterSpace(large).vector, None)
-        assert not can_stand_in(attention, ParameterSpace(attention).vector, None)
-    with torch.inference_mode():
-        assert not can_stand_in(model, vector, None)

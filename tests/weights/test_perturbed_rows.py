@@ -65,7 +65,7 @@ def items_of(name, rows):
     return [{k: v[i] for k, v in x.items()} for i in range(rows)]
 
 
-NAMES = ["opt", "llama", "gpt2", "qwen2", "gemma", "mistral", "roberta", "vit", "resnet", "t5"]
+NAMES = ["opt", "llama", "gpt2", "gemma", "mistral", "roberta", "vit", "resnet", "t5"]
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 MANY = [
     pytest.param(name, dtype, 1 + (i + j) % 2, marks=[pytest.mark.long] if j and i % 4 != j else [])
@@ -92,44 +92,6 @@ def test_losses_of_rows_are_those_of_the_model_moved_alone(name, dtype, rank):
     torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=DTYPES[dtype])
     assert "forward" not in vars(model)
     assert float((found - plain).abs().max()) > DTYPES[dtype]
-
-
-def test_one_pass_goes_through_the_model_once():
-    """Also where some rows are padded and others are not."""
-    model = build("opt").eval()
-    space, losses, items = ParameterSpace(model), losses_of(model, "opt"), items_of("opt", 4)
-    seen = []
-    model.lm_head.register_forward_hook(lambda *_: seen.append(1))
-    for names in (["input_ids"], ["input_ids", "attention_mask"]):
-        seen.clear()
-        with space.perturbed_rows(Basis("lowrank"), [1, 2, 3, 4], 0.1) as rows:
-            losses([{k: item[k] for k in names} for item in items])
-        assert (rows.calls, rows.reason, len(seen)) == (1, None, 1)
-
-
-class Branching(torch.nn.Linear):
-    """Another way for inputs whose sum is positive."""
-
-    def forward(self, x):
-        made = super().forward(x)
-        return made.exp() if x.sum() > 0 else made
-
-
-@pytest.mark.parametrize("short", [True, False])
-def test_rows_that_take_different_branches_go_apart(short, monkeypatch):
-    monkeypatch.setattr(row_products, "SHORT", short)
-    torch.manual_seed(0)
-    model, x, basis = Branching(6, 4), torch.randn(5, 6), Basis("lowrank", 3)
-    space, alone = ParameterSpace(model), []
-    assert {True, False} == set((x.sum(dim=1) > 0).tolist())
-    with torch.no_grad():
-        for i in range(5):
-            with space.perturbed(basis, i, 0.3):
-                alone.append(model(x[i : i + 1]))
-    with space.perturbed_rows(basis, range(5), 0.3) as rows:
-        found = model(x)
-    assert rows.reason is None
-    torch.testing.assert_close(found, torch.cat(alone))
 
 
 @pytest.mark.parametrize("basis", [Basis("lowrank", 3), Basis("rademacher", 3)])

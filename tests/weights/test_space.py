@@ -6,7 +6,6 @@ from fedseed import Basis, ParameterSpace
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
-from fedseed.weights import space as module
 from fedseed.weights.change import Add, Term
 from support.tiers import tiered
 
@@ -108,18 +107,6 @@ def test_lengths_differences_and_gradients_are_those_of_the_elements(dtype):
     expected = torch.zeros(space.size, dtype=dtype)
     expected[37 * 16 : 37 * 16 + 16 * 16] = 2.0
     assert torch.equal(gradient, expected) and space.parameters[1].grad is None
-
-
-def test_weights_are_moved_in_memory_only_where_they_can_not_be_exchanged_or_are_used_often(monkeypatch):
-    space, basis = ParameterSpace(Tied()), Basis("normal", 2)
-    memory = space.parameters[0].detach().numpy()
-    before = memory.copy()
-    for can, often, moved in ((True, {}, False), (True, {"often": True}, True), (False, {}, True)):
-        monkeypatch.setattr(module, "can_exchange", lambda model, answer=can: answer)
-        with space.perturbed(basis, 0, 1e-2, **often):
-            assert bool((memory != before).any()) == moved
-            assert (flat(space)[: memory.size].numpy() != before.ravel()).any()
-        assert (memory == before).all()
 
 
 def test_a_model_that_can_not_be_tuned_is_refused():

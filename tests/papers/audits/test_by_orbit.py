@@ -1,6 +1,5 @@
 """The attack by the orbit: it names the canary, nothing where there is none, and no more than epsilon allows."""
 
-import json
 from math import exp, log
 
 import numpy as np
@@ -14,26 +13,10 @@ from fedseed.runs.recipe import read_recipe
 from fedseed_papers.audits import by_orbit
 from fedseed_papers.audits.canaries import Planting
 from fedseed_papers.audits.guessing import rank
-from support.command import fedseed
 from support.rounds import answers
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, Federation, data, model
 
 CANDIDATES, COPIES, ROUNDS = 20, 20, 80
-VOTES = """
-rounds = 40
-[model]
-base = "digits"
-trainable = "head"
-[task]
-name = "digits"
-clients = 3
-examples = 24
-[method]
-name = "feedsign"
-basis = "normal"
-learning_rate = 1e-3
-batch = 1
-"""
 
 
 def candidates():
@@ -81,35 +64,12 @@ class TestScores:
         assert rank(scores, 11) == 1 and scores[11] == 0  # it explains every step; none of the others does
         assert known.worker.space.digest() == records[-1].digest  # the attack has followed the whole orbit
 
-    @pytest.mark.long
-    def test_where_none_was_planted_nothing_explains_the_steps(self, tmp_path):
-        scores, _, _ = attacked(FeedSign(**QUICK), None, tmp_path)
-        assert scores.max() < 0
-
     def test_a_private_draws_odds_are_within_its_epsilon(self, tmp_path):
         """For every pair of candidates: what DP-FeedSign promises. And the odds are told, not made up."""
         method = FeedSign(**QUICK, epsilon=0.01)
         scores, _, _ = attacked(method, 4, tmp_path, rounds=40)
         assert 0 < np.ptp(scores) <= 0.01 * 40
         assert scores == pytest.approx(40 * np.log(0.5), abs=0.02 * 40)  # nearly fair coins
-
-    @pytest.mark.long
-    def test_a_draw_with_a_large_epsilon_hides_little(self, tmp_path):
-        scores, _, _ = attacked(FeedSign(**QUICK, epsilon=4.0), 4, tmp_path)
-        assert rank(scores, 4) == 1
-
-    @pytest.mark.long
-    def test_a_hopeless_candidate_is_left_behind(self, tmp_path, monkeypatch):
-        """It keeps the score that it had: two steps that can't follow are enough here."""
-        monkeypatch.setattr(by_orbit, "HOPELESS", 10.0)
-        scores, _, _ = attacked(FeedSign(**QUICK), 4, tmp_path)
-        assert rank(scores, 4) == 1 and scores.min() == pytest.approx(2 * np.log(1e-3))
-
-    def test_examples_that_the_model_leaves_out_are_said(self, tmp_path):
-        train, _ = data(3)
-        known = Federation(model(), train, FeedSign(**QUICK), OBJECTIVE, rounds=1)
-        with pytest.raises(RecipeError, match=r"--by orbit: of the examples of client-1, or the canaries, some"):
-            by_orbit.scores(known, [], Planting(1, [0], candidates()), 41)
 
 
 @pytest.mark.parametrize(
@@ -125,16 +85,3 @@ def test_what_can_not_be_reckoned_with_is_refused(recipe, setting, said):
     with pytest.raises(RecipeError) as refused:
         by_orbit.check(read_recipe(recipe, [setting, *more]))
     assert said in str(refused.value)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_pictures")
-def test_the_command_finds_feedsigns_canary_by_its_orbit(tmp_path):
-    (tmp_path / "votes.toml").write_text(VOTES)
-    options = ["--by", "orbit", "--runs", 1, "--candidates", 30, "--copies", 8, "--out", tmp_path / "audit", "--json"]
-    shown = fedseed("audit", "canary", tmp_path / "votes.toml", *options)
-    assert shown.returncode == 0, shown.stderr
-    found = json.loads(shown.stdout)
-    assert (found["by"], found["ranks"]) == ("orbit", [1]) and found["ranks_in_control"] != [1]
-    assert 0.4 < found["epsilon_at_least"] < 0.5  # of one guess
-    assert "By the last model and a twin: in" in (tmp_path / "audit" / "page.html").read_text()

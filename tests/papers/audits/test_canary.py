@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedseed.errors import RecipeError
 from fedseed.privacy import PrivateSign
 from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture, TaskData
@@ -68,19 +67,6 @@ def test_other_canaries_are_held_out_examples_with_a_wrong_class(make, own, give
     plan = planting(data([make(0)], held), 30)
     assert len(plan.candidates) == 30 and all(own(c) % 3 != getattr(c, given) for c in plan.candidates)
     assert planting(data([make(0)], held), 5, client="two").client == 2
-
-
-def test_what_can_not_be_planted_is_said():
-    few = data([Example("a", "b")])
-    for settings, said in (
-        ({"count": 5, "copies": 2}, "--copies 2: one has 1 examples"),
-        ({"count": 5, "client": "three"}, "--client three: the clients are none, one, two"),
-    ):
-        with pytest.raises(RecipeError, match=said):
-            planting(few, **settings)
-    picture = Picture(np.zeros((2, 2, 1), dtype=np.uint8), 0)
-    with pytest.raises(RecipeError, match="--candidates 5: there are 1 held-out examples"):
-        planting(data([picture], [picture]), 5)
 
 
 # -- what is made of it ------------------------------------------------------------------------------------------------
