@@ -58,7 +58,7 @@ def results_sheet(title: str, lines: Sequence[Compared], seeds: int = 1, brief: 
         "bytes down": lambda found: human_bytes(fmean(s["payload_bytes_down"] for s in found)),
     }
     if brief:
-        columns["time"] = lambda found: f"{fmean(s['seconds']['total'] for s in found):.0f} s"
+        columns["time"] = lambda found: human_seconds(fmean(s["seconds"]["total"] for s in found))
     else:
         columns["forward"] = lambda found: f"{fmean(s['forward_passes'] for s in found):,.0f}"
         columns["backward"] = lambda found: f"{fmean(s['backward_passes'] for s in found):,.0f}"

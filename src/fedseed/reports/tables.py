@@ -56,8 +56,9 @@ class Sheet:
     def table(self) -> Table:
         """Returns the table for a console, each column's name on two lines."""
         shown = Table(
-            title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
-        )
+            title=self.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
+            collapse_padding=True,
+        )  # fmt: skip
         for number, name in enumerate(self.head):
             stacked = name.replace(" ", "\n", 1) if " " in name else f"\n{name}"
             shown.add_column(stacked, justify="right" if number else "left", no_wrap=True)
