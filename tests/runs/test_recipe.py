@@ -116,6 +116,19 @@ def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
     assert "did you mean" not in str(caught.value)
 
 
+def test_paths_that_lead_nowhere_from_here_begin_at_the_recipe(tmp_path, monkeypatch):
+    (tmp_path / "site" / "data").mkdir(parents=True)
+    (tmp_path / "site" / "small").mkdir()  # a packaged base's name stays one
+    text = 'rounds = 1\n[model]\nbase = "small"\n[task]\nname = "files"\npath = "data"\n[method]\nname = "feedsign"\n'
+    (tmp_path / "site" / "my.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    read = read_recipe("site/my.toml")
+    assert (read.task.path, read.model.base) == ("site/data", "small")
+    assert read_recipe("site/my.toml", ["task.path=other"]).task.path == "other"  # what is typed is meant from here
+    (tmp_path / "data").mkdir()
+    assert read_recipe("site/my.toml").task.path == "data"
+
+
 def test_overrides(recipe):
     path = recipe(GOOD)
     read = read_recipe(

@@ -4,6 +4,7 @@ import logging
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from math import floor
 from pathlib import Path
@@ -36,6 +37,7 @@ from fedseed.weights.layout import DigestKind
 
 logger = logging.getLogger(__name__)
 
+PLACES = (("model", "base"), *(("task", key) for key in ("path", "evaluation_file", "chat_template")))
 MOST_BYTES = 1 << 20  # of a file: what takes hours to read is longer
 MOST_DEEP = 32  # tables and lists in each other, and parts of a key
 LONG_KEY = re.compile(rf"""(?<![\w"'.-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{MOST_DEEP}}}[\w"']""".encode())
@@ -134,6 +136,24 @@ def load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path], 
         names.append(load_plugin(name, f"{path}: plugins:"))
     if names:
         data["plugins"] = list(dict.fromkeys(names))
+
+
+def find_beside(data: dict[str, Any], folder: Path) -> None:
+    """Let the recipe's paths that lead nowhere from the current folder begin in the recipe's own, if they do there.
+
+    Args:
+        data: the recipe, as it was read.
+        folder: where its file lies.
+    """
+    for name, key in PLACES:
+        table = data.get(name)
+        if not isinstance(table, dict) or not isinstance(place := table.get(key), str) or not place:
+            continue
+        if name == "model" and "/" not in place:  # a base's name
+            continue
+        with suppress(OSError):  # no path at all
+            if not Path(place).expanduser().exists() and (folder / place).exists():
+                table[key] = str(folder / place)
 
 
 def place_reward(data: dict[str, Any], path: Path, trust: bool, folder: Path | None) -> None:
@@ -511,6 +531,7 @@ def read_recipe(
             raise RecipeError(f"{source}: no such recipe file, and no packaged recipe of this name; {_instead(path)}")
         path = packaged[str(source)]
     data = read_toml(path)
+    find_beside(data, path.parent)
     settings = [setting(pair) for pair in overrides]
     overridden(data, [one for one in settings if one.keys == ["plugins"]])  # they decide what else there can be
     load_plugins(data, path, plugins, trust_plugins)
