@@ -31,7 +31,7 @@ FLOORS = [
     ("weights",),
     ("optimizers",),
     ("randomness",),
-    ("registry", "durable", "errors", "text", "interpreter", "metrics"),
+    ("registry", "durable", "errors", "text", "processes", "metrics"),
 ]
 FLOOR = {f"fedseed.{room}": number for number, floor in enumerate(FLOORS) for room in floor}
 

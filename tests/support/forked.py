@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from fedseed.runs import processes
+from fedseed import processes
 
 CONTEXT = processes.CONTEXT
 processes.IMPORTED = ["support.forked_ready"]  # one server for the tests and for what they test

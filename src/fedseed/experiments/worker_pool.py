@@ -1,6 +1,6 @@
 """Does runs in processes of their own, so that a run's peak memory is its own and one that dies harms no other.
 
-They are forked from one that has imported what runs need (`fedseed.runs.processes`), and end with the one that asked
+They are forked from one that has imported what runs need (`fedseed.processes`), and end with the one that asked
 for them. This module does not import torch; they do.
 """
 
@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.runs.processes import start
+from fedseed.processes import start
 from fedseed.runs.recipe import Recipe, read_recipe
 
 STOPPED = "the sweep was stopped"

@@ -1,15 +1,15 @@
 """What a run's folder shows people at the end: metrics.png, probabilities.png, report.html."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from fedseed.durable import replacing, write_whole
 from fedseed.errors import FedseedError
-from fedseed.interpreter import command
+from fedseed.processes import start
+from fedseed.registry import one_line
 
 
 def draw_run(folder: Path, probabilities: Sequence[float] | None, summary: Mapping[str, Any]) -> None:
@@ -44,13 +44,20 @@ def draw_apart(folder: Path, probabilities: Sequence[float] | None, summary: Map
     Raises:
         FedseedError: it can't be drawn; the text says why.
     """
-    given = json.dumps([probabilities, summary])
-    words = command(__name__, "main", str(folder))
-    done = subprocess.run(words, input=given, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise FedseedError((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+    process, connection = start(_tell, folder, probabilities, dict(summary), new=True)
+    problem = "its process died"
+    with connection, suppress(EOFError, OSError):
+        problem = connection.recv()
+    process.join()
+    if problem:
+        raise FedseedError(problem)
 
 
-def main(place: str) -> None:
-    """Does what the other process is for."""
-    draw_run(Path(place), *json.load(sys.stdin))
+def _tell(connection: Connection, *given: Any) -> None:
+    """Draws, and says what went wrong: "" if nothing did."""
+    problem = ""
+    try:
+        draw_run(*given)
+    except Exception as error:
+        problem = one_line(error)
+    connection.send(problem)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.orbit.record import NO_DIGEST, Record
-from fedseed.runs.processes import start
+from fedseed.processes import start
 
 if TYPE_CHECKING:
     from fedseed.federation.hosted import Hosted

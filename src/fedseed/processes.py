@@ -1,9 +1,12 @@
-"""Processes forked from one that has imported what runs need: the standard library's fork server, started our way.
+"""Other Python processes of fedseed's: forked from one that has imported what runs need, or new ones.
 
-The server computes nothing itself, so that no thread of torch or numba exists yet when it forks. Like every process
-that fedseed starts (`fedseed.interpreter`) it finds the modules that this one finds, and none that happen to lie in the
-working folder; and the script that somebody has started is not run once more. A forked process ends with the one that
-asked for it: it sees its pipe closed, however that one died. This module imports no torch; the server does.
+They find the modules that this one finds, and no others: not those that happen to lie in the working folder with
+somebody's data, such as a `peft.py` or `json.py`, where the command `fedseed` does not look either. (A notebook, which
+does, hands it on.) The script that somebody has started is not run once more. A process ends with the one that asked
+for it: it sees its pipe closed, however that one died.
+
+What forks is the standard library's server. It computes nothing itself, so that no thread of torch or numba exists yet
+when it forks. This module imports no torch; the server does.
 """
 
 import multiprocessing
@@ -26,23 +29,27 @@ IMPORTED = [
     "fedseed.reports.plots", "fedseed.runs.assembly",
 ]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
+NEW = multiprocessing.get_context("spawn")
 _LOCK = threading.Lock()
 
 
-def start(life: Callable[..., None], *more: Any, threads: int | None = None) -> tuple[BaseProcess, Connection]:
+def start(
+    life: Callable[..., None], *more: Any, threads: int | None = None, new: bool = False
+) -> tuple[BaseProcess, Connection]:
     """Starts a process that does `life(connection, *more)`, and ends with exit code 1 where that returns or raises.
 
     Args:
         life: a function of a module.
         more: what it is called with, pickled.
         threads: how many threads numba and torch have there; None: as many as there are cores.
+        new: start a process that has imported nothing, in place of a forked one.
 
     Returns:
         The process, deaf to Ctrl-C, which is for this one; and this end of the pipe. What ends this process without
         ending that one makes the pipe's other end raise EOFError.
     """
     ours, theirs = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=_begin, args=(dict(os.environ), threads, life, theirs, *more))
+    process = (NEW if new else CONTEXT).Process(target=_begin, args=(dict(os.environ), threads, life, theirs, *more))
     with serving():
         process.start()
     theirs.close()
@@ -51,7 +58,7 @@ def start(life: Callable[..., None], *more: Any, threads: int | None = None) -> 
 
 @contextmanager
 def serving() -> Iterator[None]:
-    """Inside, a process may be started, and with it the server, as this module's text says."""
+    """Inside, a process of `CONTEXT` or `NEW` may be started, and with it the server, as this module's text says."""
     environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(map(os.fspath, sys.path))}
     with _LOCK:
         before = {name: os.environ.get(name) for name in environment}
