@@ -1,6 +1,5 @@
 """fedseed serve, join, status and keys: what goes wrong is one line and an exit code."""
 
-import asyncio
 import json
 import os
 import socket
@@ -154,19 +153,6 @@ def test_a_run_by_its_commands(recipe, shared_server, tmp_path, fedseed, without
     assert code == 1 and "method.batch" in said
 
 
-@pytest.mark.slow
-def test_an_adapters_run_by_its_commands(recipe, shared_server, tmp_path, without_torch):
-    """FedIT: what travels is the adapter, as weights, and the coordinator averages it without torch or peft."""
-    method = 'name = "fedit"\n[method.training]\nlearning_rate = 0.01\nsteps = 2\nbatch = 2\naccumulation = 1'
-    text = recipe.read_text().replace('name = "feedsign"\nbatch = 2', method).replace("rounds = 6", "rounds = 3")
-    recipe.write_text(text)
-    digest = digest_over(["--nats", shared_server.url, "--run", "fedit"], recipe, tmp_path / "net", without_torch)
-    summaries = [run_here(recipe, tmp_path / "here"), json.loads((tmp_path / "net" / "summary.json").read_text())]
-    assert {s["weights_digest"] for s in summaries} == {digest}
-    assert {s["payload_bytes_up"] for s in summaries} == {4.0 * summaries[0]["parameters"]}
-    assert summaries[0]["adapter"]["kind"] == "lora" and summaries[0]["parameters"] < 50_000
-
-
 def test_another_base_another_recipe_another_clock(problem, network, shared_server, in_process):
     net = network(shared_server, FEEDSIGN)
     expected = in_process(problem, net.recipe)
@@ -197,12 +183,3 @@ def test_a_digest_that_the_recipe_names(network, shared_server):
     net.coordinator()
     wrong = net.host(0, 1, 2, 3, 4)
     assert wrong.wait() == 1 and f"this run's base has {'ab' * 16}" in wrong.text
-
-
-def test_status_without_a_coordinator_needs_a_run(shared_server):
-    from fedseed.cli.network import ask
-    from fedseed.errors import NetworkError
-    from fedseed.transport.base import Access
-
-    with pytest.raises(NetworkError, match="knows no run"):
-        asyncio.run(ask(Access(shared_server.url), "nothing"))

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import fedseed as package
-from fedseed.cli.common import LOGGERS, complete_recipe
+from fedseed.cli.common import LOGGERS
 from fedseed.errors import FedseedError
 from fedseed.runs.folder import FILES, discard
 from support.command import fedseed
@@ -64,17 +64,6 @@ def test_json_is_all_there_is_on_standard_output(place, run):
     assert "round 1" in done.stderr and "zero-shot" in done.stderr  # what people read
 
 
-def test_logs_say_what_takes_how_long(place):
-    lines = [line for line in place[1].stderr.splitlines() if " INFO fedseed." in line]
-    for text in (
-        "recipe my.toml: ferret on files",
-        "data of files loaded in",
-        "base small loaded in",
-        "round 1: held-",
-    ):
-        assert any(text in line for line in lines), text
-
-
 def test_results_as_json(place, run):
     def said(*words):
         done = fedseed(*words, "--json", cwd=place[0])
@@ -97,19 +86,6 @@ def test_results_as_json(place, run):
     assert {row["origin"] for row in said("list", "methods")} >= {"built in"}
     found = said("explain", "method.directions")
     assert [(one["key"], one["default"], one["of"]) for one in found] == [("method.directions", "200", ["ferret"])]
-
-
-@pytest.mark.long
-def test_comparing_as_json_in_silence_and_anew(place, tmp_path):
-    words = ["compare", "my.toml", "--out", tmp_path / "both", "--json", "--quiet"]
-    done = fedseed(*words, cwd=place[0])
-    assert done.returncode == 0 and done.stderr == ""
-    [first] = json.loads(done.stdout)
-    assert first["label"] == "ferret" and first["folder"] == str(tmp_path / "both" / "my") and first["rounds"] == 1
-    again = fedseed(*words, "--set", "rounds=2", cwd=place[0])
-    assert again.returncode == 2 and "rounds is 1 there, 2 here" in again.stderr
-    anew = fedseed(*words, "--set", "rounds=2", "--overwrite", cwd=place[0])
-    assert anew.returncode == 0 and json.loads(anew.stdout)[0]["rounds"] == 2
 
 
 @pytest.mark.long
@@ -163,28 +139,3 @@ def test_what_is_misspelt_ends_with_2_and_a_suggestion(place):
     ):
         done = fedseed(*words, cwd=place[0])
         assert done.returncode == 2 and text in done.stderr and done.stderr.count("\n") == 1, (words, done.stderr)
-
-
-def test_listings_say_which_bases_and_which_keys():
-    assert "Models to tune: fedseed list models" in fedseed("list", "bases").stdout
-    for what, text in (("methods", "ferret"), ("tasks", "natural-instructions"), ("recipes", "quickstart-fedavg")):
-        assert text in fedseed("list", what).stdout
-    keys = fedseed("list", "keys").stdout
-    assert "method.directions" in keys and "fedseed explain KEY" in keys
-    text = fedseed("explain", "learning_rate").stdout
-    assert "method.training.learning_rate" in text and "of feedsign" in text and "default 5e-06" in text
-
-
-def test_recipes_are_completed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "quick.toml").write_text("")
-    (tmp_path / "quarry").mkdir()
-    (tmp_path / "quarry" / "a.toml").write_text("")
-    assert list(complete_recipe("quick")) == ["quickstart-fedavg", "quickstart-ferret", "quick.toml"]
-    assert list(complete_recipe("qua")) == ["quarry/"] and list(complete_recipe("quarry/")) == ["quarry/a.toml"]
-    # as a shell asks, with what typer writes into its start-up file
-    for typed, offered in (("fedseed run quickstart-fer", ["quickstart-ferret"]), ("fedseed expl", ["explain"])):
-        monkeypatch.setenv("_FEDSEED_COMPLETE", "complete_bash")
-        monkeypatch.setenv("COMP_WORDS", typed)
-        monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
-        assert fedseed().stdout.split() == offered

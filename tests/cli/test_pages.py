@@ -59,28 +59,6 @@ def test_what_is_wrong_is_said(runs, tmp_path):
         assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
-def test_a_plain_comparison_keeps_its_tables(tmp_path):
-    """The runs of two recipes; they are finished the second time, so only tables are made."""
-    quick = ["rounds=1", "federation.per_round=1", "method.training.steps=1", "task.evaluation=1", "task.unseen=1",
-             "task.examples=5", "evaluation.max_new_tokens=4"]  # fmt: skip
-    words = [word for pair in quick for word in ("--set", pair)]
-    for _ in range(2):
-        done = fedseed("compare", "quickstart-ferret", "quickstart-fedavg", *words, "--out", tmp_path / "both")
-        assert done.returncode == 0, done.stderr
-    assert {f"compare.{end}" for end in ("txt", "md", "tex", "json", "html", "png")} <= {
-        path.name for path in (tmp_path / "both").iterdir()
-    }
-    content = json.loads((tmp_path / "both" / "compare.json").read_text())
-    assert [line["label"] for line in content] == ["ferret", "fedavg"]
-    for line, name in zip(content, ("quickstart-ferret", "quickstart-fedavg"), strict=True):
-        assert line["summaries"]["1"] == json.loads((tmp_path / "both" / name / "summary.json").read_text())
-    text = (tmp_path / "both" / "compare.txt").read_text()
-    assert re.search(r"^ferret +1 ", text, re.MULTILINE) and "zero-shot" in text and "times fewer bytes" in done.stdout
-    page = Page((tmp_path / "both" / "compare.html").read_text())
-    assert page.asks_for() == [] and page.count("figure") >= 4 and "over 1 seeds" not in page.text
-
-
 @pytest.mark.long
 def test_a_run_is_watched_in_a_browser_until_ctrl_c(runs):
     command = [

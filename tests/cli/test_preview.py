@@ -1,12 +1,7 @@
 """`fedseed preview`: what a person sees of the data."""
 
-import io
-
 import pytest
-from rich.console import Console
 
-from fedseed.cli.preview import tokens_text
-from fedseed.runs.preview import Piece
 from support.chat_bases import chat_base
 from support.command import fedseed
 from support.instruction_files import write_lines
@@ -64,17 +59,3 @@ def test_other_kinds_of_examples(sst2, tmp_path):
     assert "the loss is which option follows" in done.stdout and "options: terrible / great" in done.stdout
     pictures = fedseed("preview", "digits-zo-fedsgd")
     assert pictures.returncode == 2 and "its examples are pictures; a preview shows tokens" in pictures.stderr
-
-
-def test_on_a_terminal_colours_take_the_place_of_signs():
-    pieces = [Piece("Hi", False), Piece(" ⟶\n", False), Piece("yes", True), Piece("!", True)]
-    assert tokens_text(pieces, coloured=False).plain == "Hi| ⟶⏎\n[[yes|!]]"
-    text = tokens_text(pieces, coloured=True)
-    assert text.plain == "Hi ⟶⏎\nyes!"
-    assert [str(span.style) for span in text.spans if "green" in str(span.style)] == [
-        "bold black on green",
-        "bold black on bright_green",
-    ]
-    out = io.StringIO()
-    Console(file=out, force_terminal=True, color_system="standard").print(text)
-    assert "\x1b[1;30;42m" in out.getvalue()

@@ -16,7 +16,8 @@ from fedseed.errors import RecipeError
 from fedseed.runs.folder import RunFolder
 from support.command import fedseed
 from support.hub import Hub
-from support.tiers import mark
+
+pytestmark = pytest.mark.long  # real runs, exported
 
 RECIPE = """
 rounds = 3
@@ -82,8 +83,7 @@ def measured(*words, cwd=None):
     return json.loads(done.stdout)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("method", mark(["ferret", "fedavg"], lambda name: name == "fedavg", "long"))
+@pytest.mark.parametrize("method", ["ferret", "fedavg"])
 def test_an_exported_run_loads_in_transformers_with_the_runs_bits(place, exported, method):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -115,21 +115,6 @@ def test_an_exported_adapter_loads_in_peft_and_merged_it_is_a_model(place, expor
     refused = fedseed("export", place / "runs" / "fedavg", "--merge", "--out", tmp_path / "none")
     assert refused.returncode == 2 and "only a LoRA adapter" in refused.stderr
     assert not (tmp_path / "none" / "config.json").exists()
-
-
-@pytest.mark.parametrize("method", list(KINDS))
-def test_the_card_says_what_the_model_is(place, exported, method):
-    card = (exported / method / "README.md").read_text()
-    about = summary(place, method)
-    for text in (
-        f"`{method}`", about["weights_digest"], about["base_digest"], "| rounds | 3 of 3 |", "| clients | 2 |",
-        f"| loss | {about['baseline']['loss']:.4g} | {about['final']['loss']:.4g} |", "from_pretrained(",
-    ):  # fmt: skip
-        assert text in card, text
-    assert str(place) not in card
-    if method == "fedit":  # also the one that the run itself has left
-        own = (place / "runs" / "fedit" / "adapter" / "README.md").read_text()
-        assert about["weights_digest"] in own and "library_name: peft" in own and "More Information" not in own
 
 
 def test_the_best_round_and_rounds_before_the_last(place, tmp_path):
@@ -186,17 +171,6 @@ def test_evaluation_gives_what_the_run_measured(place, exported, method):
     assert again["metrics"]["files"] == pytest.approx(summary(place, method)["final"], rel=1e-4)
 
 
-def test_evaluation_of_other_rounds_tasks_and_bases(place):
-    lines = [json.loads(t) for t in (place / "runs" / "ferret" / "metrics.jsonl").read_text().splitlines()]
-    found = measured("runs/ferret", "--upto", 1, "--set", "evaluation.rouge=false", cwd=place)
-    assert found["metrics"]["files"]["loss"] == pytest.approx(lines[1]["loss"], rel=1e-5)
-    assert "rouge_l" not in found["metrics"]["files"]
-    sizes = ("task.evaluation=1", "task.unseen=1", "task.clients=2", "task.examples=5")
-    few = [word for size in sizes for word in ("--set", size)]
-    done = fedseed("evaluate", "small", "--task", "instructions", *few, "--set", "evaluation.rouge=false")
-    assert done.returncode == 0 and "unseen_loss" in done.stdout, done.stderr
-
-
 def test_what_can_not_be_evaluated(place, exported, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # as where it is not installed
     for words, code, text in (
@@ -214,7 +188,6 @@ def test_what_can_not_be_evaluated(place, exported, monkeypatch):
 # -- generate ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_generation(place, exported, tmp_path, monkeypatch):
     words = ["generate", place / "runs" / "fedavg", "--max-tokens", 6]
     said = fedseed(*words, "Say north 3.")
@@ -230,23 +203,6 @@ def test_generation(place, exported, tmp_path, monkeypatch):
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["prompt"] for line in lines] == ["Say north 3.", "Say south 4."]
     assert lines[0]["response"] == said.stdout.removesuffix("\n")
-
-
-def test_what_is_generated_is_what_the_model_finds_likeliest(place, exported, small):
-    """Token by token from the adapter's own logits, by hand."""
-    from peft import PeftModel
-
-    model, tokenizer = small
-    import copy
-
-    model = PeftModel.from_pretrained(copy.deepcopy(model), exported / "fedit").eval()
-    ids = tokenizer("Say north 3.")["input_ids"]
-    start = len(ids)
-    with torch.no_grad():
-        while len(ids) < start + 5 and ids[-1] != tokenizer.eos_token_id:
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-    said = fedseed("generate", place / "runs" / "fedit", "Say north 3.", "--max-tokens", 5)
-    assert said.stdout == tokenizer.decode(ids[start:], skip_special_tokens=True) + "\n"
 
 
 class Terminal(io.StringIO):
@@ -348,56 +304,9 @@ def test_an_unknown_base_is_said_at_once(hub, monkeypatch):
         load_model("nobody/two")
 
 
-def test_without_the_hub_a_base_in_its_cache_is_used(place, tmp_path, monkeypatch):
-    import huggingface_hub
-
-    from fedseed.models.loading import reach
-
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    config = str(place / "bases" / "mine" / "config.json")
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: config)
-    assert reach("owner/cached") == str(place / "bases" / "mine")
-
-
 # -- what a run leaves ---------------------------------------------------------------------------------------------
 
 
-def test_the_summary_says_what_the_run_was_made_with(place):
-    import platform
-
-    import numpy
-    import transformers
-
-    for method in KINDS:
-        about = summary(place, method)
-        assert about["versions"]["torch"] == torch.__version__ and about["versions"]["numpy"] == numpy.__version__
-        assert about["versions"]["transformers"] == transformers.__version__ and about["versions"]["fedseed"]
-        assert about["versions"]["python"] == platform.python_version()
-        assert about["host"]["cores"] >= 1 and about["host"]["processor"] is not None
-        assert platform.node() not in json.dumps(about["host"]).split('"')
-        assert about["command"] == f"fedseed run {method}.toml --out runs/{method} --threads 1"
-        assert about["started"] <= about["ended"]
-
-
-@pytest.mark.long
-def test_notes_and_warnings_are_in_a_file(place, tmp_path):
-    words = ["run", "ferret.toml", "--out", tmp_path / "run", "--threads", 1, "--rounds", 1]
-    wild = [*words, "--set", "method.training.learning_rate=0.5", "--set", "evaluation.rouge=false"]
-    shown = fedseed(*wild, cwd=place)
-    assert shown.returncode == 0 and "warning" in shown.stdout
-    log = (tmp_path / "run" / "log.txt").read_text().splitlines()
-    assert log[0].split()[1] == "began" and log[-1].split()[1] == "ended"
-    assert sum(" warning round 1: the step's expected norm" in line for line in log) == 1
-    assert any(" note " in line and "2 clients hold" in line for line in log)
-    again = fedseed(*wild, "--resume", "--rounds", 2, cwd=place)
-    assert again.returncode == 0, again.stderr
-    about = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert about["rounds"] == 2 and about["started"] == log[0].split()[0]
-    more = (tmp_path / "run" / "log.txt").read_text().splitlines()
-    assert more[: len(log)] == log and any("it goes on to 2" in line for line in more[len(log) :])
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_ctrl_c_says_how_it_goes_on(place, tmp_path, monkeypatch, command):
     """A real SIGINT, once the first round's line is on disk; the command that is named goes on to the same bits."""
@@ -453,15 +362,3 @@ def test_a_results_model_is_in_memory_or_made_of_the_files(place, monkeypatch, p
         assert result.summary == summary(place, method)
         space = ParameterSpace(result.model, "packed" if method == "ferret" else "one")
         assert space.digest() == result.summary["weights_digest"]
-
-
-def test_python_shows_progress_where_somebody_sees_it(problem, monkeypatch, capsys, quickly):
-    def run(**settings):
-        problem.federation(problem.ferret(), rounds=1, **settings).run()
-        return capsys.readouterr()
-
-    assert run() == ("", "")
-    shown = run(progress=True)
-    assert shown.out == "" and "ferret: 1 round\n" in shown.err and "round 1  held-out loss" in shown.err
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
-    assert "round 1" in run().err and run(progress=False) == ("", "")

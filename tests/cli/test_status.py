@@ -6,8 +6,7 @@ import shlex
 import pytest
 from rich.console import Console
 
-from fedseed.cli.status import by_client, describe, follow, in_a_line
-from fedseed.reports.progress import Shown
+from fedseed.cli.status import describe, follow, in_a_line
 from support.command import fedseed
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -38,26 +37,6 @@ def test_watching_says_what_is_new_until_the_run_is_over():
     assert "round 4 of 9" in screen.getvalue()
     assert in_a_line({**STARTED, "ended": True}).endswith("the run is over")
     assert "waiting  1 of 3 clients are here; no round has begun" in describe(GOING)
-
-
-def test_what_each_client_has_measured():
-    figures = {"baseline": {"held_out": 2, "loss": 4.0}, "final": {"held_out": 2, "loss": 1.0}}
-    late = {"baseline": None, "final": {"held_out": 3, "loss": 2.0}}
-    summary = {"by_client": {"a": figures, "b": late, "c": {"baseline": None, "final": {"held_out": 0}}}}
-    assert by_client(summary) == ["  a: held-out loss 4.000 -> 1.000 (2 examples)",
-                                  "  b: held-out loss 2.000 (3 examples)"]  # fmt: skip
-    assert by_client({}) == []
-
-
-@pytest.mark.parametrize(("rounds", "expected"), [(3, [1, 2, 3]), (40, list(range(4, 41, 4)))])
-def test_where_there_is_no_terminal_a_few_lines_say_how_far_it_is(rounds, expected):
-    said = io.StringIO()
-    shown = Shown(Console(file=said), 10)
-    with shown.running("ferret", rounds):
-        for number in range(1, rounds + 1):
-            shown.advance(number)
-    lines = said.getvalue().splitlines()
-    assert lines == [f"ferret: {rounds} rounds", *(f"  round {number} of {rounds}" for number in expected)]
 
 
 def test_keys_for_a_recipe_prints_commands_as_they_are_typed(tmp_path):

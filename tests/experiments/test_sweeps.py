@@ -11,9 +11,9 @@ import pytest
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.experiments import sweeps
-from fedseed.experiments.sweeps import Sweep, Sweeping, find_sweep, packaged_sweeps, parse_grid, read_sweep
-from fedseed.experiments.worker_pool import How, Job, WorkerPool
-from fedseed.runs.recipe import packaged_recipes, read_recipe
+from fedseed.experiments.sweeps import Sweep, Sweeping, packaged_sweeps, read_sweep
+from fedseed.experiments.worker_pool import How, WorkerPool
+from fedseed.runs.recipe import read_recipe
 
 TINY = ["rounds=2", "federation.per_round=2", "method.training.steps=1", "task.clients=2", "task.examples=5",
         "task.evaluation=1", "task.unseen=0", "task.validation=1", "evaluation.rouge=false"]  # fmt: skip
@@ -96,50 +96,6 @@ def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_one
     assert len(played.jobs) == 12 and said[-1].endswith("(there already)")
 
 
-@pytest.mark.long
-def test_each_keeps_every_point_and_each_line_chooses_for_itself(monkeypatch, tmp_path):
-    # a run of two rounds has another best rate than one of four
-    def loss(recipe):
-        best = 1e-3 if recipe.rounds == 2 else 1e-2
-        return abs(rate(recipe) - best) + 1 / recipe.rounds
-
-    played = Played(monkeypatch, loss)
-    each = {"rounds": [2, 4], "method.weighting": ["equal", "examples"]}
-    run = {**FEDAVG, "grid": {RATE: [1e-3, 1e-2]}, "each": each}
-    made = Sweep.model_validate({"run": [run], "set": TINY, "seeds": [1, 2]})
-    labels = [f"FedAvg rounds={r} weighting={w}" for r in (2, 4) for w in ("equal", "examples")]
-    assert [line.label for line in made.runs] == labels and not any(line.each for line in made.runs)
-    lines = Sweeping(made, tmp_path, str).run()
-    assert len(played.jobs) == 4 * (2 + 2)
-    assert [(line.label, line.point[0].partition("=")[2], len(line.folders)) for line in lines] == [
-        (label, "0.001" if "=2" in label else "0.01", 2) for label in labels
-    ]
-    assert {(r.rounds, r.method.weighting) for _, r in played.jobs} == {
-        (r, w) for r in (2, 4) for w in ("equal", "examples")
-    }
-    sheet = sweeps.write_results(made, lines, tmp_path)[0]
-    assert [row[0].partition(" [")[0] for row in sheet.rows] == ["zero-shot", *labels]
-    with pytest.raises(ValueError, match="a key of each has no values"):
-        Sweep.model_validate({"run": [{**run, "each": {"rounds": []}}]})
-
-
-@pytest.mark.long
-def test_points_chosen_in_one_scenario_serve_all(monkeypatch, tmp_path):
-    def loss(recipe):  # IID examples alone would have another point win
-        return abs(rate(recipe) - (1e-2 if recipe.task.partition else 3e-3))
-
-    played = Played(monkeypatch, loss)
-    iid = {"name": "IID", "set": ['task.partition.kind="iid"']}
-    made = sweep(seeds=[1, 2], scenario=[iid, {"name": "own"}], choose_in="own")
-    sweeping = Sweeping(made, tmp_path, str)
-    lines = sweeping.run()
-    assert sweeping.total == len(played.jobs) == 3 + 2 * 2
-    assert [line.point for line in lines] == [(f"{RATE}=0.003",)] * 2
-    assert len(sweeps.write_results(made, lines, tmp_path)[-1].rows) == 3
-    with pytest.raises(ValueError, match="choose_in = 'mine': there is no such scenario"):
-        sweep(choose_in="mine")
-
-
 def test_a_point_without_a_finite_loss_is_not_chosen_and_failures_are_told(monkeypatch, tmp_path):
     def loss(recipe):
         if rate(recipe) == 1e-3:
@@ -153,37 +109,6 @@ def test_a_point_without_a_finite_loss_is_not_chosen_and_failures_are_told(monke
     assert lines[0].failed == {2: "it broke"} and any("failed: it broke" in text for text in said)
     made = sweeps.write_results(sweep(seeds=[1, 2]), lines, tmp_path)
     assert "(1 failed)" in made[0].rows[1][0] and "Chosen at a grid's end" in made[-1].note
-
-
-def test_losses_are_chosen_by_their_least_and_scores_by_their_highest(monkeypatch, tmp_path):
-    Played(monkeypatch, rate)
-    for metric, best in (("loss", "0.001"), ("rouge_l", "0.01")):
-        (line,) = Sweeping(sweep(metric=metric), tmp_path / metric, str).run()
-        assert line.point == (f"{RATE}={best}",)
-    with pytest.raises(RecipeError, match='metric = "bleu": the runs measure loss, rouge_l'):
-        Sweeping(sweep(metric="bleu"), tmp_path / "b", str).run()
-
-
-def test_a_block_may_have_some_runs_only_and_grids_of_its_own(monkeypatch, tmp_path):
-    played = Played(monkeypatch, rate)
-    runs = [{**FEDAVG, "label": "a", "grid": {RATE: [3e-3, 1e-2]}}, {**FEDAVG, "label": "b"}]
-    blocks = [
-        {"name": "bound", "runs": ["b"]}, {"name": "low", "grids": {"a": {RATE: [1e-3, 2e-3]}}}, {"name": "as is"}
-    ]  # fmt: skip
-    made = sweep(run=runs, scenario=blocks)
-    sweeping = Sweeping(made, tmp_path, str)
-    lines = sweeping.run()
-    assert sweeping.total == len(played.jobs) == 1 + 4 + 4
-    assert [(line.scenario, line.label, line.point) for line in lines] == [
-        ("bound", "b", ()), ("low", "a", (f"{RATE}=0.001",)), ("low", "b", ()),
-        ("as is", "a", (f"{RATE}=0.003",)), ("as is", "b", ()),
-    ]  # fmt: skip
-    assert [row[0].partition(" [")[0] for row in sweeps.sheets(made, lines)[0].rows] == ["zero-shot", "b"]
-    assert made.scenarios[1].without([RATE]).grids == {"a": {}} and made.scenarios[1].without(["rounds"]).grids
-    with pytest.raises(ValueError, match="choose_in = 'bound' has no run 'a' to choose for"):
-        sweep(run=runs, scenario=blocks, choose_in="bound")
-    with pytest.raises(ValueError, match=r"settings for \['c'\]: there is no such run"):
-        sweep(run=runs, scenario=[{"name": "s", "runs": ["a", "c"]}])
 
 
 def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
@@ -211,17 +136,6 @@ def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
         path.write_text(text)
         with pytest.raises(RecipeError, match=wrong):
             read_sweep(path)
-
-
-def test_grids_and_finding():
-    assert parse_grid("method.learning_rate=1e-3,3e-4") == ("method.learning_rate", [1e-3, 3e-4])
-    assert parse_grid("method.name=fedavg,fedsgd") == ("method.name", ["fedavg", "fedsgd"])
-    assert parse_grid('a=[1,2],"x,y"') == ("a", [[1, 2], "x,y"])
-    with pytest.raises(RecipeError, match="write key=value,value"):
-        parse_grid("method.learning_rate")
-    assert find_sweep("comparison") == packaged_sweeps()["comparison"]
-    assert find_sweep("small-ferret") is None and find_sweep("nothing") is None
-    assert not set(packaged_sweeps()) & set(packaged_recipes())
 
 
 @pytest.mark.parametrize("name", packaged_sweeps())
@@ -301,24 +215,6 @@ def test_jobs_run_side_by_side_and_the_lines_keep_their_order(monkeypatch, tmp_p
     assert {(job.how.workers, job.how.threads) for job, _ in played.jobs} == {(3, 1)}
 
 
-@pytest.mark.slow
-def test_plugins_travel_to_a_runs_process_which_has_workers_of_its_own(tmp_path):
-    (tmp_path / "rule.py").write_text(
-        "from typing import ClassVar, Literal\nimport fedseed\nfrom fedseed.aggregation import Mean\n"
-        "@fedseed.register_aggregation\nclass Travelling(Mean):\n"
-        "    name: Literal['travelling'] = 'travelling'\n    about: ClassVar[str] = 'a rule'\n"
-    )
-    how = How(plugins=(str(tmp_path / "rule.py"),), workers=2, threads=1)
-    job = Job("x", tmp_path / "out", "quickstart-fedavg", ("aggregation.name=travelling", *TINY), how)
-    helpers = WorkerPool(2)
-    try:
-        assert helpers.run(job) is None
-    finally:
-        helpers.stop()
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["aggregation"] == {"name": "travelling"} and (summary["workers"], summary["threads"]) == (2, 1)
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_runs_that_measure_the_validation_loss_beside_are_chosen_from_and_not_run_again(
     monkeypatch, tmp_path, overwrite
@@ -335,14 +231,6 @@ def test_runs_that_measure_the_validation_loss_beside_are_chosen_from_and_not_ru
         assert line.tried == dict(zip(made.runs[0].points(), [1e-3, 3e-3], strict=True))
         assert line.folders[1] == played.jobs[0][0].folder
         played.jobs.clear()
-
-
-def test_runs_that_do_not_measure_what_is_chosen_by_say_how(monkeypatch, tmp_path):
-    Played(monkeypatch, lambda recipe: 1.0)
-    with pytest.raises(RecipeError, match=r'"validation_loss": the runs measure loss, rouge_l; runs with \[stopping\]'):
-        Sweeping(sweep(metric="validation_loss", run=[GRID]), tmp_path, str).run()
-    with pytest.raises(ValueError, match="take choose_set out"):
-        sweep(metric="validation_loss", choose_set=["evaluation.rouge=false"], run=[GRID])
 
 
 def own(tmp_path, lines=10, **task):
@@ -365,24 +253,6 @@ def test_a_grid_on_own_data_keeps_examples_to_choose_on(monkeypatch, tmp_path):
     assert len(played.jobs) == 4 and {recipe.task.validation for _, recipe in played.jobs} == {0.1}  # comparable
     data = played.jobs[0][1].task.load()
     assert len(data.evaluation[""]) == 2 and data.evaluation[""] == data.validation
-
-
-def test_what_a_grid_can_not_be_chosen_on_is_said_before_anything_is_there(monkeypatch, tmp_path):
-    played = Played(monkeypatch, lambda recipe: 1.0)
-    with pytest.raises(RecipeError, match=r"keeps none: set it, such as --set task.validation=0\.1"):
-        Sweeping(own(tmp_path, validation=0.0), tmp_path / "out", lambda line: None)
-    said = []
-    Sweeping(own(tmp_path, validation=0.3), tmp_path / "out", said.append).run()
-    assert not any("task.validation" in line for line in said) and played.jobs[0][1].task.validation == 0.3
-    with pytest.raises(RecipeError, match=r"nothing is held out to evaluate on; raise task\.validation"):
-        Sweeping(own(tmp_path, lines=2), tmp_path / "none", lambda line: None).run()
-    assert not (tmp_path / "none").exists()
-    pictures = Sweep.model_validate(
-        {"run": [{"label": "a", "recipe": "digits-feedsign", "grid": {"method.learning_rate": [1e-3, 1e-2]}}],
-         "set": ['task={name="cifar10", path="x"}']}
-    )  # fmt: skip
-    with pytest.raises(RecipeError, match=r"keeps none: set it, such as --set task.validation=200"):
-        Sweeping(pictures, tmp_path / "none", lambda line: None)
 
 
 def test_a_sweep_begins_anew(monkeypatch, tmp_path):

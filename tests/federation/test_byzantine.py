@@ -1,18 +1,14 @@
 """Byzantine clients of a simulation: each lie is well formed, bites where nobody looks, and rules act on it."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from fedseed import FedAvg, FedKSeed, FeedSign, Ferret, ZOFedSGD
 from fedseed.aggregation import GeometricMedian, Mean, Median, TrimmedMean
-from fedseed.attacks.updates import SINGLE, alone, attack_problem
-from fedseed.errors import RecipeError
 from fedseed.federation.bounds import Bounds
 from fedseed.federation.byzantine import Byzantine
 from fedseed.federation.messages import Message
-from fedseed.methods import FedMeZO, FedSGD, MeZO, Sign, TopK
+from fedseed.methods import FedMeZO, FedSGD
 from fedseed.methods.payload import About
 from fedseed.training.settings import LocalTraining
 from support.zeroth_order import QUICK, federation
@@ -123,6 +119,7 @@ def test_the_inner_product_with_the_honest_mean_is_reversed(round_of, vectors):
     np.testing.assert_allclose(all_, -5 / 7 * own, rtol=1e-3, atol=1e-6)  # (5 mu - 2 * 5 mu) / 7
 
 
+@pytest.mark.long
 def test_claims_count_where_clients_weigh_by_examples_and_are_weightless_where_not():
     """Thousandfold claims of two of seven: a mean by examples is theirs alone; equal weights and rules do not look."""
     losses = {}
@@ -162,50 +159,11 @@ MIXED = TrimmedMean(liars=2, before=["nearest-neighbours"])
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [
-        *(
-            pytest.param(kind, GeometricMedian(liars=2), marks=[pytest.mark.slow] if number % 2 else [])
-            for number, kind in enumerate(KINDS)
-        ),
-        *((kind, MIXED) for kind in ("alie", "largest", "claims")),
+        *((kind, GeometricMedian(liars=2)) for kind in ("sign", "noise")),
+        *((kind, MIXED) for kind in ("alie", "largest")),
     ],
 )
 def test_with_a_rule_a_run_ends_where_it_would_without_liars(undisturbed, kind, rule):
     """Within 30% of what it would have learnt, whatever two of seven do."""
     start, aim = undisturbed
     assert losses_of(kind, rule)[1] < aim + 0.3 * (start - aim)
-
-
-@pytest.mark.parametrize("kind", sorted(SINGLE))
-def test_a_client_of_a_network_sends_the_same_lie(round_of, kind):
-    """It has no coordinator's copy of the weights, and knows its own update only."""
-    run, honest = round_of
-    state, message = run.coordinator.state, Message.decode(honest[5])
-    update, about = run.method.decode_update(state, 1, message.payload), About(run.method, state, "update", 1)
-    lie = alone(update, kind, run.spec.seed, 5, about)
-    assert run.worker.corrupt(honest[5], kind) == replace(message, payload=lie.encode()).encode() != honest[5]
-
-
-@pytest.mark.parametrize(
-    ("method", "kind", "why"),
-    [
-        (ZOFedSGD(seeds="own"), "alie", r'seeds = "own"'),
-        (ZOFedSGD(seeds="own"), "sign", None),
-        (ZOFedSGD(seeds="own"), "largest", None),
-        (Ferret(), "mimic", r'seeds = "per-client"'),
-        (Ferret(), "random", None),
-        (TopK(), "multiplier", None),
-        (TopK(), "largest", "nobody has said"),
-        (Sign(), "claims", "nobody has said"),
-        (FedMeZO(), "inner-product", r'travel = "pairs"'),
-        (FedMeZO(), "noise", None),
-        (MeZO(), "sign", "nobody has said"),
-        (MeZO(), "labels", None),
-    ],
-)
-def test_an_attack_that_nobody_simulates_is_refused(method, kind, why):
-    if why is None:
-        assert attack_problem(method, kind) is None
-        return
-    assert why in attack_problem(method, kind) and f'attack.kind = "{kind}"' in attack_problem(method, kind)
-    with pytest.raises(RecipeError, match=why):
-        federation(method, attack=kind, attackers=[1])

@@ -151,18 +151,6 @@ def test_what_an_optimiser_keeps_is_finite():
     assert all(np.isfinite(kept).all() for kept in made.state_dict().values())
 
 
-def test_a_step_next_to_those_before():
-    """What was taken is remembered, what was refused is no part of it."""
-    made = Coordinator(SCALARS, LAYOUT, 1, [1], 1)
-    for number, value in enumerate((2.0, 3.0, 2.0, 1e5, 2.0), start=1):
-        assert round_of(made, number, (0, scalar(value))) == (b"" if value == 1e5 else scalar(value))
-        assert (made.untaken is not None) == (value == 1e5)
-        assert made.steps == number
-    again = Coordinator(SCALARS, LAYOUT, 1, [1], 1)
-    assert len(again.catch_up([scalar(value) for value in (2.0, 3.0, 2.0)])) == 3
-    assert round_of(again, 4, (0, scalar(1e5))) == b"" and again.untaken is not None
-
-
 def test_too_few_answers_for_the_rule_make_an_empty_step():
     made = Coordinator(SCALARS, LAYOUT, 1, [1] * 4, 4, TrimmedMean(liars=1))
     assert round_of(made, 1, (0, scalar(1.0)), (1, scalar(1.0))) == b""

@@ -10,7 +10,7 @@ import pytest
 from support.hostile.fuzzing import ROOMS, drive
 from support.tiers import SLOW
 
-CASES = {"updates": 900, "said": 90, "logs": 120, "server_log": 120}
+CASES = {"updates": 900, "said": 90, "logs": 120}
 SECONDS = float(os.environ.get("FEDSEED_FUZZ_SECONDS", "0"))  # of each, in place of so many cases
 
 

@@ -157,14 +157,6 @@ def test_an_evaluation_that_is_refused_is_no_reason_to_wait():
     assert len(one.asked) < 6  # nobody is asked faster the faster it answers
 
 
-def test_hosts_that_all_answer_nonsense_are_not_asked_without_pause():
-    one = Ask({name: lambda question, now: {"metrics": {"round": 1}} if now < 1000 else {"metrics": {"loss": 1.0}}
-               for name in "abc"})  # fmt: skip
-    line, took = one.ask()
-    assert line["loss"] == 1.0 and 1000 <= took < 1010
-    assert len(one.asked) < 520  # one of them in two seconds
-
-
 @pytest.mark.parametrize("metrics", [{}, None])
 @pytest.mark.parametrize("hosts", ["a", "abc"])
 @pytest.mark.parametrize("resend", [2.0, float("inf")], ids=["nats", "flower"])

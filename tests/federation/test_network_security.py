@@ -154,14 +154,3 @@ def test_a_signed_log_that_is_older_than_it_was_is_read_anew(problem, network, s
     assert coordinator.wait() == 1 and "the server has come back with an older log of run" in coordinator.text
     net.check(problem, net.coordinator(), hosts, expected.summary)
     assert not any("that are not the coordinator's" in host.said for host in hosts)
-
-
-def test_keys_are_not_overwritten_and_private(tmp_path):
-    lines = make("run", tmp_path / "keys", ["a", "many=b,c d"], ["host.example"], 4222)
-    assert any("fedseed join recipe.toml --run run" in line and "--client b --client 'c d'" in line for line in lines)
-    for path in (tmp_path / "keys").glob("*.nk"):
-        assert path.stat().st_mode & 0o077 == 0
-    text = (tmp_path / "keys" / "nats-server.conf").read_text()
-    assert '"fedseed.run.up.c=20d.>"' in text
-    with pytest.raises(Exception, match="not overwritten"):
-        make("run", tmp_path / "keys", ["a"], ["h"], 1)

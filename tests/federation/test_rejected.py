@@ -1,7 +1,6 @@
 import json
 
 from fedseed.federation import session as rejected
-from fedseed.federation.membership import Roster
 from fedseed.federation.session import Rejected
 from fedseed.reports.progress import Silent
 from support.heard import Heard
@@ -23,30 +22,6 @@ def test_all_are_counted_in_bounded_memory_and_the_first_are_told(monkeypatch):
     assert len(counts) <= 21 and counts["others"] == {"garbage": 81}
     assert counted.since() == 260 == sum(sum(reasons.values()) for reasons in counts.values())
     assert counted.since() == 0
-
-
-def test_who_is_there():
-    membership = Roster(dead_after=60)
-    membership.attach("b", "a")
-    assert membership.clients() == [] and membership.host_of("b") == "a" and membership.host_of("c") == "c"
-    membership.hello("a", 7)
-    membership.attach("a", "a")
-    assert sorted(membership.clients()) == ["a", "b"] and membership.alive()["a"].at == 7
-    membership.hosts["a"].heard -= 61
-    assert membership.clients() == [] and membership.alive() == {}
-    membership.hello("a", 9)
-    assert membership.alive()["a"].at == 9
-
-
-def test_a_roster_numbers_its_clients():
-    roster = Roster(dead_after=60)
-    assert roster.wanted(None) == 0 and roster.wanted(3) == 3  # not known yet
-    roster.name(["a", "b", "c"])
-    assert roster.wanted(None) == 3 and roster.wanted(2) == 2 and roster.wanted(9) == 9  # refused elsewhere
-    roster.hello("b", 0)
-    for client in ("b", "c", "stranger"):
-        roster.attach(client, "b")
-    assert roster.present() == {1, 2}
 
 
 def test_what_is_kept_is_short_and_a_terminal_can_show_it():

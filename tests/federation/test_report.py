@@ -104,7 +104,7 @@ TABLES = st.dictionaries(KEYS, ANY, max_size=4)
 
 
 @given(st.dictionaries(st.sampled_from(list(GOOD)), ANY | TABLES, max_size=3), TABLES)
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=50)
 def test_any_report_is_refused_or_can_be_added_up(changes, spent):
     """Whatever it says; what is let through is written and read again, also the sum of three hundred of it."""
     try:

@@ -2,10 +2,9 @@
 
 import asyncio
 import itertools
-import time
 
 from fedseed.federation.control import Attach
-from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Rejected, Session
+from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.reports.progress import Silent
 from fedseed.transport.memory import Hub
 from support.reception import Talk
@@ -52,30 +51,6 @@ def test_whoever_enrols_speaks_for_itself():
         one.roster.close()
         assert "nobody else can enrol" in (await one.hello(["west"], attach=False))["refused"]
         assert "refused" not in await one.hello(["south"])  # one that was there comes back
-
-    asyncio.run(talk())
-
-
-def test_while_somebody_is_missing_the_others_are_called_now_and_then_only():
-    """Each call brings hellos, and none of them a call."""
-
-    async def talk():
-        one = Talk(names=("north", "south"))
-        await one.start()
-        session, called = one.reception.session, []
-
-        async def call(soon=()):
-            called.append(time.monotonic())
-
-        session.call = call
-        began = time.monotonic()
-        waiting = asyncio.create_task(one.reception.assemble())
-        for _ in range(40):
-            await one.hello(["south"])
-            await asyncio.sleep(0.005)
-        assert 1 <= len(called) <= 2 + (time.monotonic() - began) / RESEND_SECONDS
-        await one.hello(["north"])
-        await waiting  # at once: a hello is heard
 
     asyncio.run(talk())
 

@@ -23,6 +23,7 @@ def remembering(rounds, out, **settings):
     return federation(method, rounds=rounds, out=out, aggregation=rule, evaluate_every=rounds, **settings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_resumed_run_goes_on_with_what_the_rule_remembers(tmp_path, without_pictures, lost):
     """Without the file it goes on from zero, and says so: another model."""
@@ -39,7 +40,7 @@ def test_a_resumed_run_goes_on_with_what_the_rule_remembers(tmp_path, without_pi
     assert any("centred-clipping remembers nothing" in line for line in told.warnings) == lost
 
 
-def test_a_dense_method_keeps_the_outcome_in_its_checkpoint(tmp_path, without_pictures):
+def test_a_dense_method_keeps_the_outcome_in_its_checkpoint(tmp_path, quickly):
     def made(rounds, out):
         rule = CentredClipping(momentum=0.5)
         return federation(FedAvg(training=LOCAL), rounds=rounds, out=tmp_path / out, aggregation=rule)

@@ -17,14 +17,17 @@ FILES = sorted(
 
 
 @cache
+def nodes():
+    """All imports and classes of the package, by their files."""
+    kinds = ast.ClassDef | ast.Import | ast.ImportFrom
+    walked = {path: ast.walk(ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")}
+    return {path: [node for node in found if isinstance(node, kinds)] for path, found in walked.items()}
+
+
+@cache
 def classes():
     """All classes of the package, by name."""
-    return {
-        node.name: node
-        for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    }
+    return {node.name: node for found in nodes().values() for node in found if isinstance(node, ast.ClassDef)}
 
 
 def assigned(target):
@@ -64,11 +67,11 @@ def test_classes_are_small(path):
 
 
 def test_only_the_transport_knows_nats():
-    for path in SOURCE.rglob("*.py"):
+    for path, found in nodes().items():
         modules = [
             name
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.Import | ast.ImportFrom)
+            for node in found
+            if not isinstance(node, ast.ClassDef)
             for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
         ]
         outside = path.parent != SOURCE / "transport"

@@ -29,10 +29,3 @@ def test_refusals_are_shortened_and_all_counted(refusals):
     assert len(answer) <= MOST and (about["round"], about["last"]) == (3, {"loss": 0.5, "by": None})
     counted = sum(sum(reasons.values()) for reasons in about["refusals"].values())
     assert counted == sum(sum(reasons.values()) for reasons in refusals.values())
-
-
-def test_names_are_shortened():
-    names = [f"{n}{'n' * 5000}" for n in range(1000)]
-    about = status(away=names, behind=dict.fromkeys(names, 1), drifted=names, skewed_clocks=names, waiting_for=names)
-    answer = status_answer(about, MOST)
-    assert len(answer) <= MOST and json.loads(answer)["away"][0].startswith("0nnn")

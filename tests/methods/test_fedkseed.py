@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from dataclasses import replace
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from fedseed.methods.fedkseed import Accumulated, Pairs
 from fedseed.randomness import Domain, derive
 from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
+from support.memory import LiveBytes
 from support.rounds import answers, apply, plan
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
 
@@ -121,21 +122,6 @@ def test_fedkseed_steps_from_the_base_are_its_steps_with_the_plans_accumulator_i
     assert len(set(found[0].indices)) < 12  # some more than once
 
 
-def test_importance_that_does_not_add_up_to_one_draws_the_same():
-    """Rounded numbers never do."""
-    method = FedKSeed(candidates=4, importance=True, steps=500)
-    state = method.start(LAYOUT, 1)
-    asked = plan(method, state, 1)
-    shares = np.array([0.1, 0.4, 0.2, 0.3], dtype=np.float32)
-    for factor in (1, 2, 0.5):
-        drawn = method.draw(replace(asked, probabilities=shares * np.float32(factor)), 5)
-        np.testing.assert_array_equal(drawn, method.draw(replace(asked, probabilities=shares), 5))
-    assert set(drawn) == {0, 1, 2, 3} and method.figures(state)["probabilities"].tolist() == [0.25] * 4
-    even = FedKSeed(candidates=4, steps=500)
-    plain = even.draw(plan(even, even.start(LAYOUT, 1), 1), 5)
-    assert (np.bincount(plain, minlength=4) > 80).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fedkseed_needs_no_copy_to_go_back_to(dtype):
     """After training the weights are those of before, built anew from the base, which may be in a file."""
@@ -158,3 +144,24 @@ def test_fedkseed_needs_no_copy_to_go_back_to(dtype):
             run.worker.apply(run.coordinator.close())
             assert run.worker.space.digest() != before
         assert runs[0].worker.space.digest() == runs[1].worker.space.digest()
+
+
+def test_a_clients_training_takes_the_memory_of_its_forward_passes():
+    """No gradients and no copy of the weights beside the base's, in bytes of tensors and arrays."""
+    layers = [torch.nn.Linear(500, 500) for _ in range(8)]  # a megabyte each
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(500, 3))
+    space = ParameterSpace(net)
+    space.keep_base()
+    items = [(torch.ones(500), torch.tensor(i % 3)) for i in range(8)]
+    method = FedKSeed(**QUICK, candidates=16, steps=3)
+    state = method.start(space.layout, 3)
+
+    for _ in range(2):  # the first time what is loaded once counts, too
+        tracemalloc.start()
+        with LiveBytes([*net.parameters(), *net.buffers()]) as live:
+            client = LocalClient(space, OBJECTIVE, items, 3, 1, 0)
+            method.train(state, plan(method, state, 1), client)
+            client.put_back()
+        peak = live.peak + tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 0.4 * space.layout.dense_bytes

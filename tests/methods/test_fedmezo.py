@@ -169,16 +169,6 @@ def test_the_formula_of_the_rates():
     assert plan(method, state, 2, 1, [1]).rate == pytest.approx(1e-5)  # alone in its round
 
 
-def test_signals_of_several_rounds():
-    state = FedMeZO().start(None, 1)
-    for number in range(1, 8):
-        state = state.after({3: float(number)} if number != 4 else {}, {3: 10.0 * number})
-    assert state.losses[3] == (2.0, 3.0, 5.0, 6.0, 7.0)  # five of those it took part in
-    assert state.signals("loss", [3, 4]) == {3: 7.0}
-    assert state.signals("loss-5", [3]) == {3: pytest.approx(4.6)}
-    assert state.signals("update", [3]) == {3: 70.0}
-
-
 def test_what_is_wrong_is_refused():
     space = ParameterSpace(torch.nn.Linear(3, 2))
     pairs = FedMeZO(steps=2, personal="loss", learning_rate=1e-3)

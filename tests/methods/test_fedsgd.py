@@ -71,19 +71,6 @@ def test_adding_up_and_sending_apart_are_the_same_for_language(small):
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
-@pytest.mark.parametrize("weighting", ["equal", "examples", "terms"])
-def test_weightings_and_server_optimisers_do_not_depend_on_how_gradients_travel(make_problem, weighting):
-    ends = []
-    for apart in (False, True):
-        problem = make_problem()
-        method = FedSGD(learning_rate=0.02, batch=16, weighting=weighting, server="adam")
-        federation = problem.federation(method, per_round=5)
-        federation.worker.apart = apart
-        federation.run()
-        ends.append(weights(federation))
-    torch.testing.assert_close(*ends, rtol=1e-2, atol=1e-4)
-
-
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_client_without_a_finite_loss_has_no_part(problem, apart):
     problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]

@@ -112,6 +112,7 @@ def test_abstaining_clients_and_a_step_that_nobody_voted_on(tmp_path):
     assert len(orbit) == 6 and orbit.replay(model()) in digests
 
 
+@pytest.mark.long
 def test_small_steps_vanish_to_nearest_but_not_otherwise(dtype=torch.bfloat16):
     """300 FeedSign steps of 5e-6 in one direction of travel, on 16-bit weights near 0.02."""
 

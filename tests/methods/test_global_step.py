@@ -117,20 +117,6 @@ def test_rates_of_blocks(block_rate, basis, kind):
     assert state.squares.steps == 5 and len(state.squares.values) == 3
 
 
-def test_a_blocks_squares_are_those_of_its_change():
-    """Coefficients of a known change, 400 seeds: their mean is |Delta_l|^2 / d_l, within 10%."""
-    method, where = Ferret(directions=8, basis="rademacher", allocation="size", block_rate="adagrad"), space()
-    state, rng = method.start(LAYOUT, 1), np.random.default_rng(0)
-    delta = (np.repeat([1.0, 3.0, 0.1], SIZES) * rng.normal(size=100)).astype(np.float32)
-    counts, found = [8, 8, 8], []
-    for seed in range(400):
-        basis = method.directions_of(seed)
-        gammas = method.scaled(state, basis, where.project(delta, basis, counts))
-        found.append(method.squares_after(state, CoefficientStep((Coefficients(seed, tuple(gammas)),))).values)
-    truth = [np.square(delta[a:b]).mean() for a, b in pairwise(BOUNDS)]
-    np.testing.assert_allclose(np.mean(found, axis=0), truth, rtol=0.1)
-
-
 def test_one_seed_for_all_rounds():
     """Every plan has it, an update of another is refused, and the weights move in the span of its directions only."""
     method = Ferret(directions=20, blocks="one", allocation="size", seeds="fixed", basis="rademacher")

@@ -86,20 +86,3 @@ def test_a_steps_losses_are_one_population(how, estimator):
     zo = FedZO(**settings, steps=1)
     zo.train(zo.start(LAYOUT, 1), None, client)
     np.testing.assert_allclose(client.changes[0], expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("how", ["z-score", "ranks"])
-def test_a_populations_parts_differ_and_its_pairs_are_compared(how):
-    """Parts of the batch whose losses are far apart, and directions that move each a little."""
-    levels, slopes = [1.0, 5.0, 2.0, 9.0], [0.003, -0.001, 0.002, -0.004]
-
-    class Parts(Client):
-        def population_losses(self, basis, along, scale, items):
-            return [level + scale * slope for level, slope in zip(levels, slopes, strict=True)]
-
-    method = MeZO(population=4, batch=4, normalize=how, scale=0.5)
-    found = method.train(method.start(LAYOUT, 1), None, Parts([])).scalars
-    same = MeZO(estimates=4, normalize=how, scale=0.5)  # all along one and the same batch
-    there = same.train(same.start(LAYOUT, 1), None, Client([(s / 2, -s / 2) for s in slopes])).scalars
-    np.testing.assert_allclose(found, there, rtol=1e-5)
-    assert len(set(found.tolist())) == 4

@@ -11,8 +11,6 @@ from fedseed.methods.payload import About, Reader
 from fedseed.methods.topk import (
     CHUNK,
     EntriesCodec,
-    Packed,
-    Small,
     check_places,
     chunks_of,
     nothing,
@@ -37,18 +35,6 @@ def test_bytes_by_hand():
     assert pack(np.zeros(0, np.uint16), 5) == b"" and packed_bytes(0, 5) == 0
 
 
-@pytest.mark.parametrize("groups", [1, 3, 1 << 15])
-def test_numbers_are_read_back_however_many_are_worked_on_at_a_time(groups, monkeypatch):
-    monkeypatch.setattr(packing, "_GROUPS", groups)
-    for width in range(1, 17):
-        for count in (1, 7, 8, 9, 24, 61):
-            for numbers in (np.full(count, (1 << width) - 1), np.arange(count) * 7919 % (1 << width)):
-                whole = sum(int(number) << width * at for at, number in enumerate(numbers))
-                data = whole.to_bytes(packed_bytes(count, width), "little")
-                assert pack(numbers, width) == data
-                np.testing.assert_array_equal(unpack(data, width, count), numbers)
-
-
 def test_every_bit_of_the_padding_is_looked_at():
     for width, count in ((1, 1), (3, 11), (12, 1), (5, 3)):
         data = pack(np.full(count, (1 << width) - 1), width)
@@ -59,15 +45,6 @@ def test_every_bit_of_the_padding_is_looked_at():
         for wrong in (data[:-1], data + b"\0"):
             with pytest.raises(MessageError, match=f"{count} numbers of {width} bits take {len(data)}"):
                 unpack(wrong, width, count)
-
-
-def test_how_many_there_are_and_how_wide_has_a_name_or_is_a_number():
-    numbers = Small(np.array([3, 30, 7], dtype=np.uint16), 5)
-    named = About(SimpleNamespace(count=3, bits=5), SimpleNamespace(), "update")
-    for codec in (Packed("count", 5), Packed("count", "bits")):
-        data = codec.write(numbers)
-        back = codec.read(Reader(data), named, [])
-        assert len(data) == 2 and back.numbers.tolist() == [3, 30, 7] and back.width == 5
 
 
 ENTRIES = {

@@ -30,15 +30,6 @@ def test_pairs_of_the_pool_are_read_and_others_are_not():
     assert pairs([0, 1], [-7.0, 2.0]).size(About(METHOD, STATE, "update", 2)) == 7.0
 
 
-def test_a_population_sends_as_many_pairs_a_step():
-    method = FedKSeed(candidates=4, steps=3, population=2, batch=2)
-    state = method.start(LAYOUT, 1)
-    six = pairs([0] * 6, [1.0] * 6)
-    assert method.decode_update(state, 2, six.encode()).encode() == six.encode()
-    with pytest.raises(MessageError, match="56 bytes of pairs: from 8 to 48, 8 for each"):
-        method.decode_update(state, 2, pairs([0] * 7, [1.0] * 7).encode())
-
-
 def test_pairs_as_vectors_of_the_pool():
     """Of each candidate the sum; of a vector so many of the largest entries as a client may send, or all of them."""
     about = About(METHOD, STATE, "update", 2)
@@ -52,12 +43,6 @@ def test_pairs_as_vectors_of_the_pool():
     more = About(FedKSeed(candidates=8, steps=2, population=3, batch=3), STATE, "update", 2)
     few = pairs([0], [1.0]).with_vector(np.array([1.0, 9.0, 1.0, 8.0, 7.0, -6.0, 5.0, 0.5]), more)
     assert few.indices.tolist() == [0, 1, 3, 4, 5, 6]  # of equal ones the first
-
-
-def test_a_step_of_the_pool_counts_by_what_it_adds():
-    about = About(METHOD, STATE, "step")
-    for now, size in (([5.0, -9.0, -2.0, 1.0], 9.0), ([5.5, 0.0, -2.0, 0.0], 1.0), ([5.0, 0.0, -2.0, 0.0], 0.0)):
-        assert Accumulated(np.array(now, dtype=np.float32)).size(about) == size
 
 
 @pytest.mark.parametrize(

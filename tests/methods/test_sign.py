@@ -6,7 +6,6 @@ import pytest
 from fedseed import Orbit, ParameterSpace, Sign
 from fedseed.aggregation.median import Median
 from fedseed.errors import MessageError
-from fedseed.methods import sign
 from fedseed.methods.base import misfit
 from fedseed.methods.feedback import CHUNK
 from fedseed.methods.payload import About
@@ -48,23 +47,6 @@ def test_a_step_is_the_mean_of_scaled_signs(every):
             expected[chunk] -= 0.5 * weight * np.abs(v[chunk]).mean() * np.where(v[chunk] >= 0, 1, -1)
     np.testing.assert_allclose(total, expected, rtol=2**-8, atol=1e-3)
     assert sent == 4 * every + 2 * 3 + -(-SIZE // 8)
-
-
-@pytest.mark.parametrize("every", [1, 2])
-def test_chunks_worked_on_together_make_no_difference(every, monkeypatch):
-    method = Sign(every=every)
-    state = method.start(LARGE, 1)
-    vectors = np.random.default_rng(0).normal(size=(2, SIZE)).astype(np.float32)
-    updates = [method.compressed(state, v, 1) for v in vectors]
-    step = method.aggregate(state, answers(1, [(i, (0.25, 0.75)[i], u) for i, u in enumerate(updates)]))
-    whole = moved(method.change(state, step))
-    assert len(method.change(state, step).patches) == (1 if every == 1 else 2)  # what lies together is one
-    monkeypatch.setattr(sign, "_TOGETHER", 1)
-    np.testing.assert_array_equal(moved(method.change(state, step)), whole)
-    q = np.concatenate([patch.values for patch in method.sent(state, updates[0], 1)])
-    signs = np.concatenate([np.where(vectors[0][c * CHUNK : (c + 1) * CHUNK] < 0, -1, 1) for c in range(0, 3, every)])
-    np.testing.assert_array_equal(np.sign(q), signs)
-    assert np.abs(q).max() == updates[0].signs.scales.max()
 
 
 def test_zero_counts_as_positive_and_a_turn_may_be_of_no_chunk():

@@ -1,17 +1,13 @@
 """Top-k beside its formulas: what is kept, what is remembered, what is refused."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from fedseed import FedAvg, Orbit, ParameterSpace, TopK
 from fedseed.aggregation.median import Median
 from fedseed.errors import MessageError
-from fedseed.federation.bounds import Bounds
-from fedseed.methods import topk
 from fedseed.methods.feedback import CHUNK
-from fedseed.methods.payload import About, to_floats
+from fedseed.methods.payload import to_floats
 from fedseed.methods.topk import KeptEntries, Small, quantized
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
@@ -30,16 +26,6 @@ def dense(entries, size=SIZE):
     found = np.zeros(size)
     found[entries.indices] = entries.values
     return found
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_scale_that_makes_infinite_entries_says_so_by_its_size_alone():
-    """Nothing is printed; a size that is not finite is refused."""
-    method, state = started(TopK(share=0.01, bits=8))
-    update = method.compressed(state, np.arange(1, SIZE + 1, dtype=np.float32), 1)
-    huge = replace(update, scales=np.full(state.chunks, 3e38, dtype=np.float32))
-    assert huge.size(About(method, state, "update")) == np.inf
-    assert Bounds().outliers({1: np.inf, 2: 1.0}, {}).keys() == {1}
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
@@ -66,39 +52,6 @@ def test_levels_and_a_scale_by_hand():
     assert levels.tolist() == [[1, 1, 4, 4]] * 2
     scale, levels = quantized(np.array([[3.0, 6, 8, 10]]), 2)  # from 3/2 on it would be 1, 2, 2 and 2
     assert (scale.tolist(), levels.tolist()) == ([4.5], [[1, 1, 2, 2]])
-
-
-@pytest.mark.parametrize("size", [5, CHUNK, CHUNK + 1000, 2 * CHUNK])
-def test_vectors_of_any_length(size):
-    """No chunk, one or two, with and without a shorter one at the end."""
-    layout = Layout((TensorEntry("a", (size,), "float32"),), (0, size))
-    method, state = started(TopK(share=0.01), layout)
-    p = np.random.default_rng(size).normal(size=size).astype(np.float32)
-    update = method.decode_update(state, 1, method.compressed(state, p, 1).encode())
-    chunks = np.split(np.abs(p), range(CHUNK, size, CHUNK))
-    kept = np.abs(p)[update.entries(state.counts).indices]
-    largest = [np.sort(chunk)[-max(1, round(0.01 * len(chunk))) :] for chunk in chunks]
-    np.testing.assert_array_equal(np.sort(kept), np.sort(np.concatenate(largest)))
-
-
-@pytest.mark.parametrize("together", [1, 2])
-def test_chunks_worked_on_together_make_no_difference(together, monkeypatch):
-    method, state = started(TopK(share=0.3, global_rate=0.5))
-    vectors = np.random.default_rng(0).normal(size=(3, SIZE)).astype(np.float32)
-
-    def worked():
-        updates = [method.compressed(state, v, 1) for v in vectors]
-        step = method.aggregate(state, answers(1, [(i, (0.5, 0.3, 0.2)[i], u) for i, u in enumerate(updates)]))
-        return [one.encode() for one in (*updates, step)], method.change(state, step)
-
-    whole, change = worked()
-    monkeypatch.setattr(topk, "_TOGETHER", together)
-    assert worked()[0] == whole
-    assert change.scale == -0.5 and [patch.start for patch in change.patches] == [0]
-    dense_change = np.zeros(SIZE)
-    dense_change[change.patches[0].offsets] = change.patches[0].values
-    each = [dense(method.decode_update(state, 1, data).entries(state.counts)) for data in whole[:3]]
-    np.testing.assert_allclose(dense_change, 0.5 * each[0] + 0.3 * each[1] + 0.2 * each[2], atol=1e-6)
 
 
 def test_what_is_zero_counts_as_positive():

@@ -86,14 +86,3 @@ def test_what_can_not_be_shown_is_said_and_looked_for_again(serve):
     server = serve(look)
     assert ask(server)[:2] == (503, "gone\n")
     assert "back again" in ask(server)[1]
-
-
-def test_it_looks_by_itself_where_nobody_asks(serve):
-    looked = threading.Event()
-
-    def look():
-        looked.set()
-        return 1, lambda: RunView("r", [])
-
-    serve(look, every=0.01)
-    assert looked.wait(60)

@@ -3,7 +3,7 @@
 import pytest
 
 from fedseed import metrics
-from fedseed.metrics import Metric, declare, metric_of, metric_title, shown_metrics
+from fedseed.metrics import Metric, declare
 from fedseed.reports.charts import curves
 from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.reports.pages import run_page
@@ -38,20 +38,6 @@ def test_a_metric_that_is_declared_is_everywhere(wobble):
     exporter.attach(lambda: {**STATUS, "last": {"round": 2, "wobble": 25.3}})
     assert read_figures(exporter)["fedseed_wobble",] == 25.3
     exporter.close()
-
-
-def test_names_say_which_examples(wobble):
-    names = ("loss", "unseen_rouge_l", "macro_f1", "mismatched_wobble", "validation_loss", "my_score", "train_loss")
-    assert [metric_title(name) for name in names] == [
-        "held-out loss", "unseen Rouge-L", "held-out macro F1", "mismatched wobbliness", "validation loss",
-        "held-out my score", "local loss",
-    ]  # fmt: skip
-    assert metric_title("unseen_accuracy", unit=True) == "unseen accuracy, %"
-    assert metric_of("my_score")[1].better == "up" and metric_of("unseen_perplexity")[1].better == "down"
-    assert shown_metrics(("loss", "perplexity", "validation_accuracy", "step_over_weights", "my_score")) == [
-        "loss",
-        "my_score",
-    ]
 
 
 def test_a_line_is_read_as_it_was_written():

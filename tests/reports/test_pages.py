@@ -41,14 +41,6 @@ def test_a_run_leaves_a_page_that_holds_together_and_asks_for_nothing(runs):
     assert len(page.source) < 60_000
 
 
-def test_each_client_has_a_row_with_its_rounds(runs):
-    view = view_folder(runs / "one")
-    rounds = {row.name: row.rounds for row in view.clients()}
-    assert list(rounds) == [f"client-{n}" for n in range(5)] and sum(rounds.values()) == 6 * 3
-    page = Page(run_page(view)).text
-    assert all(f"client-{n} {rounds[f'client-{n}']:.0f}" in page for n in range(5))
-
-
 def test_what_others_wrote_is_text():
     bad = "</pre><script>alert(1)</script>"
     line = RoundLine(1, clients=[bad], skipped=[{"client": bad, "reason": bad}], bytes_up=1.0, bytes_down=1.0)
@@ -86,19 +78,6 @@ def test_whether_a_run_goes_on_is_seen_by_its_lock(runs, tmp_path):
     assert view_folder(runs / "one").state == "finished"
 
 
-def test_lines_of_many_rounds_and_figures_of_each_client():
-    """A step-by-step method writes sums; parties measure on their own data."""
-    lines = [
-        RoundLine(10, 10, ["c2", "c10"], 20, seconds={"local": 5.0}),
-        RoundLine(20, 10, ["c2", "c10"], 15, attacked=["c10"], by_client={"c2": {"loss": 1.25, "held_out": 7}}),
-    ]
-    two, ten = RunView("run", lines).clients()
-    assert (two.name, two.rounds, two.about, two.metrics) == ("c2", 17.5, True, {"loss": 1.25, "held_out": 7.0})
-    assert ten.attacker and not ten.metrics
-    text = Page(run_page(RunView("run", lines))).text
-    assert "≈ 18" in text and "1.250" in text and "made to lie" in text
-
-
 @pytest.mark.long
 def test_a_comparison_has_all_runs_and_says_where_recipes_differ(runs, tmp_path):
     sheet = Sheet("A table", ["method", "loss"], [["one", "1.5"], ["two|", "2.5"]], "A note.")
@@ -129,13 +108,6 @@ def test_a_page_that_fails_does_not_cost_the_run(monkeypatch, tmp_path):
     assert (tmp_path / "run" / "summary.json").exists() and not (tmp_path / "run" / "report.html").exists()
     (about,) = [text for text in said if "report.html" in text]
     assert about.endswith("report.html: can't be made: ValueError: no page today")
-
-
-def test_the_page_of_a_finished_run_can_be_made_again_and_only_the_live_one_has_a_script(runs):
-    before, view = (runs / "two" / "report.html").read_text(), view_folder(runs / "two")
-    assert run_page(view).split("<footer>")[0] == before.split("<footer>")[0]
-    page = Page(run_page(view, live=True))
-    assert page.count("script") == 1 and page.asks_for() == []
 
 
 def test_a_run_seen_through_its_coordinator():

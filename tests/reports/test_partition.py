@@ -1,15 +1,13 @@
 """Who holds what: counts, the table, the picture."""
 
-import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
 
 from fedseed.reports import plots
-from fedseed.reports.partition import draw_partition, labels_of, partition_statistics, partition_table
-from fedseed.tasks import InstructionsTask
-from fedseed.tasks.data import MASK, Choice, ClientData, Cloze, Example, Picture, TaskData
-from fedseed.tasks.partition import IID, Dirichlet
+from fedseed.reports.partition import draw_partition, partition_statistics, partition_table
+from fedseed.tasks.data import ClientData, Example, TaskData
+from fedseed.tasks.partition import Dirichlet
 
 
 def dealt(partition, clients, labels):
@@ -31,20 +29,6 @@ def shown(held):
 TEN = [f"label {i % 10}" for i in range(6000)]
 
 
-@pytest.mark.parametrize(
-    ("example", "label"),
-    [
-        (Choice("x", (" bad", " good"), 1), "good"),
-        (Cloze(f"x {MASK}", (" no", " yes"), 0), "no"),
-        (Picture(np.zeros((2, 2, 3), dtype=np.uint8), 1), "cat"),
-        (Example("x", "y"), ""),
-    ],
-)
-def test_examples_without_labels_say_them_themselves(example, label):
-    assert labels_of(ClientData("c", [example]), ("dog", "cat")) == [label]
-    assert labels_of(ClientData("c", [example], ["given"])) == ["given"]
-
-
 def test_counts():
     a, b = ClientData("a", [1, 2, 3], ["10", "9", "9"]), ClientData("b", [4], ["x"])
     held = partition_statistics(TaskData([a, b]))
@@ -64,30 +48,10 @@ def test_few_clients_have_a_row_each():
     assert f"its mixture is {held.skew:.2f} from the whole's" in " ".join(text.split())
 
 
-def test_many_clients_are_summed_up_by_label():
-    held = dealt(Dirichlet(alpha=0.5), 200, TEN)
-    text = shown(held)
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 80 and len(lines) < 20
-    line = next(line for line in lines if "label 3" in line)
-    assert line.split()[2:] == ["600", str((held.counts[:, 3] > 0).sum()), str(held.counts[:, 3].max())]
-    many = shown(dealt(IID(), 30, [f"{i % 50}" for i in range(3000)]))
-    assert "34 more" in many and "2,040" in many
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "held",
-    [
-        dealt(Dirichlet(alpha=0.1, minimum=0), 8, TEN),
-        pytest.param(dealt(Dirichlet(alpha=0.5), 200, TEN), marks=pytest.mark.slow),
-        partition_statistics(InstructionsTask(examples=2).load()),  # forty labels
-        partition_statistics(TaskData([ClientData("a", [Example("p", "r")])])),
-    ],
-    ids=["few", "many", "labels", "none"],
-)
-def test_the_picture_shows_every_example(held, tmp_path, monkeypatch):
+def test_the_picture_shows_every_example(tmp_path, monkeypatch):
     """Areas of the bars of a colour add up to the examples of its label."""
+    held = dealt(Dirichlet(alpha=0.1, minimum=0), 8, TEN)
     drawn, save = [], plots.save
     monkeypatch.setattr(plots, "save", lambda figure, *rest: (drawn.append(figure), save(figure, *rest)))
     draw_partition(held, "a title", tmp_path / "picture.png")
@@ -95,7 +59,7 @@ def test_the_picture_shows_every_example(held, tmp_path, monkeypatch):
     axes = figure.axes[0]
     sums = [sum(bar.get_height() for bar in container) for container in axes.containers]
     assert sums == pytest.approx(held.counts.sum(axis=0).tolist())
-    assert len(figure.axes) == (1 if held.labels == ("",) else 2)
+    assert len(figure.axes) == 2
     tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
     assert sorted(tops) == pytest.approx(sorted(held.sizes.tolist()))
     colours = {container[0].get_facecolor() for container in axes.containers}

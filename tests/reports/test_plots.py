@@ -4,15 +4,12 @@ import math
 import re
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedseed.reports import plots
 from fedseed.reports.charts import Axis, Panel, Series, curves
-from fedseed.reports.partition import PartitionStatistics, draw_partition
 from fedseed.reports.plots import chart, draw, figure_of
 from fedseed.reports.results import RoundLine
 
@@ -62,16 +59,6 @@ def test_seeds_are_a_mean_and_a_band_where_all_were_measured():
     assert series.band[1] == pytest.approx((1, 3.4 - 0.4 / 2**0.5, 3.4 + 0.4 / 2**0.5))
 
 
-def test_what_has_cost_nothing_is_not_on_a_logarithmic_axis():
-    """Nor is its band, which would be a bar to the edge."""
-    series = Series("a", [(0, 1.0), (10, 2.0), (100, 3.0)], [(0, 0.5, 1.5), (10, 1.5, 2.5), (100, 2.5, 3.5)])
-    (axes,) = figure_of([Panel("loss", [series], Axis("bytes", log=True, unit="bytes"), LOSS)]).axes
-    (band,) = axes.collections
-    assert min(x for path in band.get_paths() for x, _ in path.vertices) == 10
-    assert list(axes.lines[0].get_xdata()) == [10, 100]
-    assert "100 B" in seen_ticks(axes.xaxis)
-
-
 @pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10_000), VALUES), min_size=1, max_size=30), st.booleans())
@@ -88,24 +75,8 @@ def test_a_pages_chart_has_ticks_whatever_the_values_are(points, log):
         assert -5 <= float(x) <= width + 5 and -5 <= float(y) <= height + 5
 
 
-def test_what_is_not_finite_is_left_out_and_nothing_is_no_chart():
-    holes = Panel("loss", [Series("a", [(0, math.nan), (1, 2.0), (2, math.inf), (3, 1.0)])], ROUND, LOSS)
-    drawn = chart(holes)
-    assert drawn is not None and "nan" not in drawn and "inf" not in drawn
-    assert chart(Panel("loss", [Series("a", [(0, math.nan)])], ROUND, LOSS)) is None
-
-
 def test_a_pages_chart_is_light_and_holds_no_markup_of_others():
     long = [Series('"><script>', [(i, math.sin(i / 1000)) for i in range(100_000)])]
     drawn = chart(Panel("<b>", long, Axis("a $ <i>"), Axis("l & l")))
     assert len(drawn) < 25_000 and "<script" not in drawn and "url(" not in drawn and "var(--c0)" in drawn
     assert ElementTree.fromstring(drawn).get("aria-label") == "<b>: l & l over a $ <i>"
-
-
-def test_who_holds_what_has_bars_before_the_grid_and_whole_examples(monkeypatch, tmp_path):
-    kept = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: kept.append(figure))
-    held = PartitionStatistics(("北病院", "south"), ("良い", "bad"), np.array([[10, 5], [3, 9]]))
-    draw_partition(held, "病院 held", tmp_path / "held.png")
-    assert all(axes.get_axisbelow() is True for axes in kept[0].axes)
-    assert all("." not in text for text in seen_ticks(kept[0].axes[0].yaxis))

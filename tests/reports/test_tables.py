@@ -1,6 +1,4 @@
-from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
-from fedseed.reports.progress import describe
-from fedseed.reports.results import RoundLine
+from fedseed.reports.comparison import Compared, comparison_lines, results_sheet
 from fedseed.reports.tables import Sheet, mean_and_deviation
 from support.reports import printed, summary_of
 
@@ -20,45 +18,12 @@ def test_a_table_shows_what_a_task_measures_and_fits_a_terminal():
     assert any("18.6" in line and "2 s" in line for line in text.splitlines())  # nothing is cut
 
 
-def test_parameters_are_those_of_each_method():
-    whole, adapter = summary_of({"loss": 0.5}), {**summary_of({"loss": 0.5}), "parameters": 3, "adapter": {"rank": 1}}
-    both = shown(fedavg=whole, ferret=whole, fedit=adapter)
-    assert "5 clients, 5 a round; parameters: 10 (fedavg, ferret), 3 (fedit)" in " ".join(both.split())
-    assert shown(fedit=adapter).startswith("3 parameters of an adapter, 5 clients,")
-    alone = {**whole, "clients": 1, "clients_per_round": 1}
-    assert shown(fedavg=alone, ferret=alone).startswith("10 parameters, 1 client, 1 a round")
-
-
 def test_no_one_times_fewer_and_no_zero_times():
     base = {**summary_of({"loss": 1.0}), "baseline": {"loss": 2.0}}
     sent = {"a": (100.0, 100.0), "like": (99.0, 100.0), "half": (66.0, 66.0), "more": (50.0, 450.0), "few": (1.0, 1.0)}
     runs = {name: {**base, "payload_bytes_up": up, "payload_bytes_down": down} for name, (up, down) in sent.items()}
     ends = ["about as many bytes", "1.5 times fewer bytes", "2.5 times more bytes", "100 times fewer bytes"]
     assert [line.rpartition("improvement with ")[2] for line in comparison_lines(runs)] == [f"{end}." for end in ends]
-
-
-def test_what_a_round_costs_a_client_fits_a_terminal():
-    seconds = {"local": 5.6, "projection": 0.25, "aggregation": 0.004, "rebuild": 24.7}
-    numbers = dict.fromkeys(("scalars_up", "scalars_down", "integers_up", "integers_down", "bits_up", "bits_down"), 0.0)
-    runs = [
-        ("ferret", {"seconds_per_client": seconds, "exchanged": {**numbers, "scalars_up": 3900, "scalars_down": 3900}}),
-        ("fedavg", {"seconds_per_client": seconds, "exchanged": {**numbers, "scalars_up": 3e9, "scalars_down": 3e9}}),
-        ("feedsign", {"seconds_per_client": seconds, "exchanged": {**numbers, "bits_up": 1.0, "bits_down": 1.0}}),
-        ("earlier", {}),
-    ]
-    every = {"rounds": 2, "seconds": {"local": 4.0, "evaluation": 9.0}}
-    sheet = costs_sheet("Costs", [Compared(name, [{**every, **run}]) for name, run in runs])
-    rows = {row[0]: row[1:] for row in sheet.rows}
-    assert rows["ferret"] == ["5.6 s", "250 ms", "4 ms", "24.7 s", "30.6 s", "7,800", "2 s"]
-    assert rows["fedavg"][5] == "6.0e+09" and rows["feedsign"][5] == "2 bits" and rows["earlier"][:6] == ["-"] * 6
-    text = printed(sheet.table(), width=80)
-    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
-
-
-def test_a_round_in_a_few_words():
-    assert describe(RoundLine(0, metrics={"loss": 0.5, "perplexity": 1.6})) == "held-out loss 0.500"
-    line = RoundLine(2, taking_part=1, bytes_up=1500.0, train_loss=2.0, metrics={"loss": 0.5, "f1": 31.26})
-    assert describe(line) == "held-out loss 0.500, held-out F1 31.3, local loss 2.000, 1,500 B up a client"
 
 
 def test_sheets_as_text_markdown_and_latex():

@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from transformers import AutoModelForCausalLM, LlamaConfig
-from typer.testing import CliRunner
 
 from fedseed import Federation, Orbit, ParameterSpace
-from fedseed.cli.app import app
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.models.placement import deal_out, find_device, spread
@@ -90,22 +88,6 @@ def test_auto_is_the_gpu_if_there_is_one():
 def test_a_device_that_is_not_there_is_said(name):
     with pytest.raises(RecipeError, match=rf'device "{name}": '):
         find_device(name)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_torch_without_gpus_is_said_on_the_command_line(tmp_path):
-    result = CliRunner().invoke(app, ["run", "quickstart-ferret", "--device", "cuda", "--out", str(tmp_path / "run")])
-    assert isinstance(result.exception, RecipeError) and 'device "cuda": ' in str(result.exception)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_goes_on_elsewhere(tiny, tmp_path):
-    """The device is not what the run is."""
-    overrides = [f"model.base={tiny}", *TINY, "method.training.steps=2"]
-    first = Federation.from_file("small-ferret", overrides, out=tmp_path / "run").run().summary
-    (tmp_path / "run" / "summary.json").unlink()
-    again = Federation.from_file("small-ferret", [*overrides, "model.device=cpu"], out=tmp_path / "run")
-    assert again.run(resume=True).summary["weights_digest"] == first["weights_digest"]
 
 
 class Product(torch.nn.Module):

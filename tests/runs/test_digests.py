@@ -5,12 +5,8 @@ import shutil
 import pytest
 
 from fedseed import FedAvg, FeedSign, Orbit
-from fedseed.errors import FedseedError, MessageError, OrbitError
-from fedseed.federation.base_weights import BaseWeights
-from fedseed.federation.reception import Reception
-from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.errors import OrbitError
 from fedseed.orbit import NO_DIGEST, edit
-from fedseed.reports.progress import Silent
 from fedseed.reports.results import read_metrics
 from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
@@ -46,10 +42,9 @@ def test_another_kind_changes_the_digests_and_nothing_else(problem, tmp_path):
     assert edit.differences(a, b) == ["digest_kind: blake2b, blake2b-tree"]
 
 
-@pytest.mark.parametrize("method", ["ferret", "feedsign", "fedavg"])
+@pytest.mark.parametrize("method", ["feedsign", "fedavg"])
 def test_a_run_is_taken_up_by_its_kind_and_by_no_other(problem, tmp_path, method):
     made = {
-        "ferret": problem.ferret(),
         "feedsign": FeedSign(learning_rate=1e-2, batch=8, basis="rademacher"),
         "fedavg": FedAvg(training=problem.training),
     }[method]
@@ -70,26 +65,6 @@ def test_a_run_is_taken_up_by_its_kind_and_by_no_other(problem, tmp_path, method
     assert without(result.metrics) == without(whole.metrics)
     with pytest.raises(OrbitError, match=r"digest_kind: blake2b-tree, blake2b here|its base_digest differs"):
         problem.federation(made, out=tmp_path / "other").run(resume=True)
-
-
-def test_a_client_with_another_kind_is_told_so(problem):
-    def header(kind):
-        return problem.federation(problem.ferret(), digest=kind).header
-
-    def reception(kind, wanted=None):
-        settings = CoordinatorSettings(base_digest=wanted, digest=kind)
-        session = Session(None, settings, Silent(), None)
-        return Reception(session, None, problem.ferret(), 3, BaseWeights(session, needed=False))
-
-    reception("blake2b").check(header("blake2b"))
-    reception("blake2b-tree").check(header("blake2b-tree"))
-    reception("blake2b-tree", header("blake2b-tree").base_digest).check(header("blake2b-tree"))
-    for mine, yours in (("blake2b", "blake2b-tree"), ("blake2b-tree", "blake2b")):
-        for wanted in (None, header(mine).base_digest):
-            with pytest.raises(MessageError, match=f"digest_kind: {yours}, {mine} here"):
-                reception(mine, wanted).check(header(yours))
-    with pytest.raises(MessageError, match="another base: its digest is"):
-        reception("blake2b-tree", "ab" * 16).check(header("blake2b-tree"))
 
 
 # -- not after every round ---------------------------------------------------------------------------------------------
@@ -120,24 +95,3 @@ def test_weights_are_hashed_as_often_as_is_asked_for(problem, tmp_path, monkeypa
     result = problem.federation(problem.ferret(), out=tmp_path / "again", **made).run(resume=True)
     assert without(result.metrics) == without(some.metrics)
     assert orbit.read_bytes() == (tmp_path / "some" / "model.orbit").read_bytes()
-
-
-def test_a_run_that_stops_early_ends_with_a_digest(problem):
-    losses = iter([3.0])
-
-    def evaluation(model):
-        return {"loss": 1.0, "validation_loss": next(losses, 9.0)}
-
-    result = problem.federation(
-        problem.ferret(), rounds=30, evaluate_every=2, digest_every=100, evaluation=evaluation, patience=2
-    ).run()
-    assert result.summary["rounds"] < 30 and result.summary["stopped"]["early"]
-    assert result.summary["weights_digest"] == result.metrics[-1]["weights_digest"] is not None
-
-
-def test_dense_runs_too(problem, tmp_path):
-    made = {"rounds": 5, "evaluate_every": 5, "digest_every": 2, "out": tmp_path / "run"}
-    result = problem.federation(FedAvg(training=problem.training), **made).run()
-    assert [line["weights_digest"] is not None for line in result.metrics] == [True, False, True, False, True, True]
-    with pytest.raises(FedseedError, match="a run"):
-        problem.federation(FedAvg(training=problem.training), **made).run()

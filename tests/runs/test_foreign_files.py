@@ -38,8 +38,14 @@ RECIPES = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", RECIPES)
-@pytest.mark.parametrize("words", [("run",), ("join", "--local", "a.toml"), ("compare", "--out", "new")])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        *((kind, ("run",)) for kind in RECIPES),
+        ("escapes", ("join", "--local", "a.toml")),
+        ("digits", ("compare", "--out", "new")),
+    ],
+)
 def test_a_recipe_that_is_none_is_one_line(kind, words, tmp_path):
     text = RECIPES[kind]
     path = tmp_path / "a.toml"

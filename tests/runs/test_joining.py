@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fedseed.errors import RecipeError
 from fedseed.federation.network_client import NetworkClient
 from fedseed.privacy import mechanism_of
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading, joining
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe, read_recipe
-from fedseed.tasks.data import Example
 from fedseed.transport.memory import Hub
 
 NAMES = ("east", "north", "south")
@@ -109,26 +107,6 @@ def test_a_client_opens_its_own_file_only(folders, opened, tmp_path):
     assert set(said) == {"east"}
     assert [name for name in opened if name.endswith(".jsonl") and name != "metrics.jsonl"
             and name != "progress.jsonl"] == ["questions.jsonl"]  # fmt: skip
-
-
-def test_with_examples_of_its_own_a_client_opens_nothing(folders, opened):
-    for name in NAMES:
-        (folders["all"] / f"{name}.jsonl").write_bytes(b"\xff garbage")
-    opened.clear()
-    own = [Example("2 + 2 =", " 4"), Example("2 + 3 =", " 5")]
-    hosted = Loading(recipe(folders["all"]), ["south"], own)()
-    assert not [name for name in opened if name.endswith(".jsonl")]
-    assert list(hosted.names) == list(NAMES) and list(hosted.items) == ["south"] and len(hosted.items["south"]) == 2
-    with pytest.raises(RecipeError, match="--data FILE: for one --client"):
-        Loading(recipe(folders["all"]), ["*"], own)
-
-
-def test_names_that_only_the_data_says(tmp_path):
-    write(tmp_path / "all.jsonl", [{**row, "who": "ab"[i % 2]} for i, row in enumerate(rows("x", 12))])
-    checked = recipe(tmp_path / "all.jsonl", shared=False, partition={"kind": "field", "field": "who"})
-    assert checked.task.client_names() is None
-    load = Loading(checked, ["b"])
-    assert load.names == ["a", "b"] and [client.name for client in load.data.clients] == ["b"]
 
 
 def test_a_client_shows_as_many_rounds_as_the_budget_allows():

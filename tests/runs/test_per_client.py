@@ -21,12 +21,6 @@ def test_local_seconds_are_a_clients_and_the_others_a_rounds():
     assert seconds_per_client(lines) == {"local": 2.0, "projection": 0.5, "aggregation": 0.5, "rebuild": 1.5}
 
 
-def test_processes_rebuild_side_by_side_and_rounds_in_one_line_count():
-    lines = [line(6, {"local": 12.0, "rebuild": 9.0}, rounds=3, taking_part=6, processes=3)]
-    assert seconds_per_client(lines) == {"local": 2.0, "projection": 0.0, "aggregation": 0.0, "rebuild": 1.0}
-    assert seconds_per_client([]) == dict.fromkeys(("local", "projection", "aggregation", "rebuild"), 0.0)
-
-
 def test_numbers_are_means_over_those_who_take_part():
     parts = [Content(9, 10, 1), Content(9, 20, 1)]
     found = exchanged(4, 3, parts, Content(5, 2, 1), [Content(), Content(), Content(), Content(7, 8, 0, 4)])

@@ -122,7 +122,7 @@ def write_data(name):
 
 # one with gradients, one zeroth-order and one with pictures are quick; slow are those whose method, task and base all
 # are in others, too (the last test)
-QUICK = ("published-ferret", "published-feedsign", "published-feedsign-vit-cifar10")
+QUICK = ("published-ferret", "published-feedsign")
 SLOW = {
     "published-fedit-sgd", "published-fedkseed", "published-fedkseed-dolly-alpha5",
     "published-fedkseed-pro-dolly-alpha05", "published-fedkseed-pro-dolly-alpha5", "published-fedmezo-code-alpaca",

@@ -43,17 +43,13 @@ WRONG = [  # a recipe, and the words of its error in their order; "$": its end
     (GOOD.replace("directions = 100", "direction = 100"), "method.direction = 100: unknown key (did you mean directi"),
     (GOOD.replace("rounds = 3", "rounds = 0"), "rounds = 0.*greater than 0"),
     (GOOD.replace("rounds = 3", "rounds = 'many'"), "rounds = 'many'.*valid integer"),
-    (GOOD.replace("rounds = 3", "rounds = true"), "rounds = True.*valid integer"),
     (GOOD.replace("rounds = 3", ""), "rounds: missing"),
     (GOOD.replace("learning_rate = 0.1", "optimizer = 'lion'"), "method.training.optimizer = 'lion'.*'adamw'"),
     (GOOD.replace('name = "ferret"\n', ""), "method.name: missing"),
     (GOOD.replace("directions = 100", "blocks = 'all'"), "method.blocks = 'all'"),
-    (GOOD.replace("directions = 100", "directions = 10.5"), "method.directions = 10.5"),
-    (GOOD.replace("directions = 100", "streaming = true"), ": method: streaming needs training.accumulation = 1"),
     (f"{GOOD}[federation]\nper_round = 2\nfraction = 0.5", "not both"),
     (f"{GOOD}[federation]\nfraction = 1.5", "federation.fraction = 1.5"),
     (f"{GOOD}[task]\nname = 'trivia'", "task.name = 'trivia': choose one of instructions, files, natural-instructions"),
-    (f"{GOOD}[task]\nname = 3", "task.name = 3: choose one of instructions"),
     (
         f"{GOOD}[task]\nclient = 3",
         "task.client = 3: unknown key (did you mean clients?); allowed here: name, clients, ",
@@ -69,7 +65,6 @@ WRONG = [  # a recipe, and the words of its error in their order; "$": its end
         "beta = 1.0: unknown key; .*: kind, alpha, minimum$",
     ),
     (f"{GOOD}{FIELD}partition = 'iid'", "task.partition = 'iid': input should be a valid dictionary"),
-    (f"{GOOD}[modell]\nbase = 'x'", "modell"),
     # a misspelt key is named before what is missing because of it
     ("methd = 'ferret'", "methd = 'ferret': unknown key (did you mean method?); allowed here: title, .*(and 2 more)"),
     (f"learning_rate = 0.1\n{GOOD}", "learning_rate = 0.1: unknown key (there is method.training.learning_rate);"),
@@ -78,7 +73,6 @@ WRONG = [  # a recipe, and the words of its error in their order; "$": its end
     (f"{GOOD}{FIELD}partition = {{kind = 'dirichlt'}}", "'dirichlt': did you mean dirichlet? choose one of iid"),
     (f"{GOOD}[model]\nadapter = {{kind = 'lora', rnk = 4}}", "model.adapter.rnk = 4: unknown key (did you mean rank?)"),
     (GOOD.replace('"ferret"', '"feret"'), "method.name = 'feret': did you mean ferret? choose one of ferret,"),
-    (GOOD.replace("directions = 100", "basis = 'hadamad'"), "method.basis = 'hadamad': did you mean hadamard? input"),
     (f"{GOOD}[evaluation]\nmetrics = ['rouge_1']", "'rouge_1': did you mean rouge_l? choose one of"),
     # numbers that no message could carry
     (f"seed = 18446744073709551616\n{GOOD}", "seed = 18446744073709551616: input should be less than 1844"),
@@ -97,11 +91,6 @@ def test_what_is_wrong_is_named_in_one_line(recipe, text, message):
     assert "\n" not in said and "recipe.toml" in said
     assert re.search(".*".join(map(re.escape, message.removesuffix("$").split(".*"))), said)
     assert not message.endswith("$") or said.endswith(message[-9:-1])
-
-
-def test_the_largest_seed_runs(recipe):
-    read = read_recipe(recipe(f"seed = {2**64 - 1}\n{GOOD}"), ["task.seed=18446744073709551615"])
-    assert read.seed == read.task.seed == 2**64 - 1 and read == read_recipe(recipe(read.to_toml()))
 
 
 def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
@@ -148,7 +137,6 @@ def test_overrides(recipe):
             read_recipe(path, [pair])
 
 
-THREE = ("dolly", "alpaca", "code-alpaca", "gsm8k")  # what FedMeZO's paper deals to three clients
 FAMILIES = {
     "published-opt-tasks": (MEZO, ["task.examples=10", "task.validation=5"]),
     "published-roberta-tasks": (CLOZE, ["task.k=3"]),
@@ -258,19 +246,8 @@ def test_components_are_chosen_by_name(recipe):
     assert read_recipe(recipe(GOOD)).aggregation.name == "mean"
     assert read_recipe(recipe(GOOD), ["method.seeds=shared", "aggregation.name=median"]).aggregation.name == "median"
     for table, problem in (
-        (
-            "[aggregation]\nname = 'crumb'",
-            "aggregation.name = 'crumb': (did you mean krum|choose one of .*, krum, )",
-        ),
-        ("[aggregation]\ntrim = 1", "aggregation.trim = 1: unknown key; allowed here: name$"),
         ("[aggregation]\nname = 'median'", '"median" does not fit ferret: seeds = "per-client".*; set method.seeds'),
         ("[[tracking]]\nname = 'csv'\npath = 'x'", "tracking.0.path = 'x': unknown key; allowed here: name, file$"),
-        (
-            "[[tracking]]\nfile = 'x'",
-            "tracking.0.name: missing; choose one of csv, mlflow, tensorboard, wandb",
-        ),
-        ("[tracking]\nname = 'csv'", "tracking = .*valid list"),
-        ("[evaluation]\nmetrics = ['bleu']", r"evaluation.metrics = \['bleu'\]: 'bleu': choose one of rouge_l, f1"),
     ):
         with pytest.raises(RecipeError, match=problem):
             read_recipe(recipe(GOOD + table))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedseed.methods import METHODS
-from fedseed.runs.keys import documented, find_keys, near_key
-from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe, recipe_keys
+from fedseed.runs.keys import find_keys, near_key
+from fedseed.runs.recipe import packaged_recipes, read_recipe, recipe_keys
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,14 +59,6 @@ def test_type_default_and_owner(keys):
     assert not any(key.key.startswith("method.private") for key in keys)
 
 
-def test_docstrings_are_read_with_their_parents():
-    from fedseed.methods import FeedSign
-
-    found = documented(FeedSign)
-    assert found["epsilon"].startswith("DP-FeedSign") and found["learning_rate"].startswith("eta")
-    assert "\n" not in "".join(documented(Recipe).values())
-
-
 def test_a_key_is_found_by_its_end_and_by_its_table(keys):
     assert [key.key for key in find_keys(keys, "method.training.learning_rate")] == ["method.training.learning_rate"]
     assert {key.key for key in find_keys(keys, "learning_rate")} == {
@@ -102,10 +94,3 @@ def test_the_list_of_keys_is_frozen(keys):
         "that orbits leave out: with a default that means what happened before, old orbits stay as they are"
     )
     assert frozen == sorted(frozen)
-
-
-def test_groups_of_the_page_name_keys_there_are(keys):
-    page = runpy.run_path(str(ROOT / "scripts" / "make_reference.py"))
-    everybody, papers = page["EVERYBODY"].split(), page["PAPERS"].split()
-    assert {*everybody, *papers} <= {key.key for key in keys}
-    assert not set(everybody) & set(papers)

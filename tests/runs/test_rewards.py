@@ -1,18 +1,13 @@
 """A run whose loss is minus the reward of generated answers: from a recipe with a function of one's own to a replay."""
 
 import json
-import threading
 
 import pytest
 
 from fedseed import Orbit
 from fedseed.errors import RecipeError
-from fedseed.federation.network_client import NetworkClient
 from fedseed.models.loading import load_model
-from fedseed.runs.joining import Loading
-from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import read_recipe, stored_recipe
-from fedseed.transport.memory import Hub
 from support.command import fedseed
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -101,22 +96,6 @@ def test_a_wrong_table_is_named(place, sets, problem):
     (place / "wrong.toml").write_text(text)
     with pytest.raises(RecipeError, match=problem):
         read_recipe(place / "wrong.toml", sets, trust_plugins=True)
-
-
-@pytest.mark.long
-def test_over_a_transport_it_is_the_same_run(place, monkeypatch):
-    monkeypatch.chdir(place)
-    recipe, hub, digests, threads = read_recipe("recipe.toml", trust_plugins=True), Hub(), {}, []
-    for client in ("east", "north"):
-        site = NetworkClient(hub.transport("run"), "run", Loading(recipe, [client]), 4)
-        threads.append(threading.Thread(target=lambda site=site, client=client: digests.update({client: site.run()})))
-        threads[-1].start()
-    result = coordinate(recipe, "run", hub.transport("run"), place / "networked").summary
-    for thread in threads:
-        thread.join()
-    expected = summary_of(place / "runs" / "recipe")
-    assert set(digests.values()) == {expected["weights_digest"]} == {result["weights_digest"]}
-    assert 0 < result["final"]["reward"] < 1
 
 
 SPOILT = """

@@ -1,19 +1,15 @@
 """Who takes part: from the recipe, from the keys, by enrolment; and what can't be is said with its key."""
 
 import json
-import threading
 
 import pytest
 
 from fedseed.errors import RecipeError
-from fedseed.federation.network_client import NetworkClient
-from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
 from fedseed.runs.parties import load_data, names_beforehand, with_keys
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.tasks.data import ClientData
 from fedseed.transport.keys import make
-from fedseed.transport.memory import Hub
 
 
 def recipe(task=(), **federation):
@@ -26,14 +22,11 @@ def recipe(task=(), **federation):
     [
         ('clients = ["a", "b"]\nstart_with = 3', "federation.start_with = 3: there are 2 clients"),
         ('clients = ["a", "b"]\nminimum = 3', "federation.minimum = 3: there are 2 clients"),
-        ('clients = ["a", "b"]\nper_round = 3', "federation.per_round = 3: there are 2 clients"),
         ('clients = ["a", "b", "c"]\nper_round = 1\nminimum = 2', "minimum = 2: .* a round asks 1 of them"),
-        ("clients = []", r"federation.clients = \[\]: name one client"),
         ('clients = ["a", "a"]', "federation.clients: 'a' stands there twice"),
         ('clients = ["a", "watcher"]', "federation.clients: 'watcher': this name is taken"),
         ('clients = ["a*"]', r"federation.clients: 'a\*': a name has none of"),
         ('enrolment = "open"', "federation.start_with is not set"),
-        ('enrolment = "open"\nclients = ["a"]\nstart_with = 1', "leave one of them out"),
         ('enrolment = "open"\nstart_with = 2\nminimum = 3', "minimum = 3: the run may start with 2"),
         ('clients = ["a", "b"]\n[task]\nname = "digits"', 'federation.clients: task.name = "digits" names its clients'),
         ('enrolment = "open"\nstart_with = 2\n[task]\nname = "digits"', "federation.enrolment: task.name"),
@@ -108,16 +101,3 @@ def test_in_one_process_the_folder_has_all_parties(tmp_path):
         load_data(recipe(task, clients=["a", "d"]))
     with pytest.raises(RecipeError, match=r"a: where is its data"):
         load_data(recipe(clients=["a"]))
-
-
-def test_where_the_first_client_says_who_there_is_a_start_with_more_is_refused(problem, tmp_path):
-    """The coordinator ends with the key's name; before, it began with all that there are."""
-    checked = Recipe.model_validate({
-        "rounds": 2, "seed": 3, "method": {"name": "feedsign", "batch": 8}, "task": {"clients": 5},
-        "federation": {"joint": False, "start_with": 6},
-    })  # fmt: skip
-    hub = Hub()
-    client = NetworkClient(hub.transport("run"), "run", lambda: part_of(problem.federation(checked.method), ["*"]), 2)
-    threading.Thread(target=client.run, daemon=True).start()
-    with pytest.raises(RecipeError, match=r"federation.start_with = 6: there are 5 clients"):
-        coordinate(checked, "run", hub.transport("run"), tmp_path / "run")

@@ -11,6 +11,7 @@ from fedseed.privacy.secure.settings import SecureSums, identity_text
 from fedseed.reports.progress import Silent
 from fedseed.runs.recipe import Recipe
 from fedseed.training.settings import LocalTraining
+from support.tiers import mark
 from support.zeroth_order import QUICK, federation
 
 SGD = LocalTraining(steps=2, batch=8, learning_rate=0.05)
@@ -53,7 +54,7 @@ def drawn(monkeypatch):
     monkeypatch.setattr("fedseed.privacy.sign.PrivateSign.draw", lambda self, sums: [1 if s >= 0 else -1 for s in sums])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mark(METHODS, lambda name: name not in ("ferret", "feedsign"), "long"))
 def test_steps_have_the_bits_of_fixed_point_in_the_clear(name):
     secure = ran(METHODS[name], SUMS)
     clear = ran(METHODS[name], SUMS.model_copy(update={"masks": False}))
@@ -64,13 +65,8 @@ def test_steps_have_the_bits_of_fixed_point_in_the_clear(name):
     assert line["train_loss"] is None and line["seconds"]["secure_sums"] > 0
 
 
-def test_votes_make_the_steps_of_a_plain_run():
-    assert ran(METHODS["feedsign"], SUMS).steps == ran(METHODS["feedsign"], None).steps
-
-
-@pytest.mark.parametrize("gone", [1, 2])
 @pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, Phase.DELIVER, "vector", Phase.CONFIRM, Phase.OPEN])
-def test_who_goes_changes_nothing_but_who_is_in_the_sum(moment, gone):
+def test_who_goes_changes_nothing_but_who_is_in_the_sum(moment, gone=2):
     """Two of five may go in every round, at each moment, and come back in the next one."""
 
     def silent(client, phase, made):
@@ -88,7 +84,7 @@ def test_who_goes_changes_nothing_but_who_is_in_the_sum(moment, gone):
     assert [one["reason"] for one in secure.result.metrics[-1]["skipped"]] == [reason] * (4 * gone * early)
 
 
-@pytest.mark.parametrize("moment", [Phase.KEYS, "vector", Phase.CONFIRM, Phase.OPEN])
+@pytest.mark.parametrize("moment", ["vector", Phase.OPEN])
 def test_below_the_threshold_a_round_is_begun_again(moment):
     """Three of five say nothing in a moment of the second round: nothing is opened, the next attempt has them all."""
     attempts = []
@@ -208,15 +204,6 @@ def test_what_makes_no_sense_is_refused_by_name(table, why):
     whole = {"rounds": 1, "method": ZO, "federation": {"per_round": 5}, "secure_sums": {"threshold": 3}, **table}
     with pytest.raises(ValueError, match=why):
         Recipe.model_validate(whole)
-
-
-def test_clients_of_a_round_that_only_the_data_says_are_counted_then():
-    from fedseed.errors import RecipeError
-
-    with pytest.raises(RecipeError, match=r"threshold = 5: a round has 4 clients"):
-        federation(METHODS["feedsign"], per_round=4, secure_sums=SecureSums(threshold=5))
-    with pytest.raises(RecipeError, match="of a sum of fewer than 3"):
-        federation(METHODS["feedsign"], clients=2, secure_sums=SecureSums(threshold=2))
 
 
 def test_a_client_needs_the_key_that_the_recipe_has(tmp_path):

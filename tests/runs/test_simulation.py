@@ -5,13 +5,11 @@ import pytest
 import torch
 
 from fedseed import FedAvg, Orbit
-from fedseed.errors import FedseedError, MessageError, RecipeError
-from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.federation.messages import FRAME_BYTES
 from fedseed.reports.results import read_metrics
 from fedseed.weights.space import ParameterSpace
-from support.command import fedseed
 from support.heard import Heard
-from support.tiers import tiered
 
 
 def without_seconds(metrics):
@@ -19,14 +17,12 @@ def without_seconds(metrics):
 
 
 SETTINGS = [
-    {},
-    {"seeds": "per-client", "allocation": "norm", "blocks": "tensor", "directions": 60},
-    {"allocation": "previous", "blocks": 7, "basis": "truncated_normal"},
-    {"exact": True, "directions": 50, "basis": "normal", "allocation": "uniform", "blocks": 2},
+    (torch.bfloat16, {"seeds": "per-client", "allocation": "norm", "blocks": "tensor", "directions": 60}),
+    (torch.float32, {"exact": True, "directions": 50, "basis": "normal", "allocation": "uniform", "blocks": 2}),
 ]
 
 
-@tiered({"dtype": [torch.float32, torch.bfloat16], "settings": SETTINGS}, quick=2)
+@pytest.mark.parametrize(("dtype", "settings"), SETTINGS)
 def test_the_same_recipe_gives_the_same_run_and_the_orbit_is_the_model(
     make_problem, tmp_path, dtype, settings, without_pictures
 ):
@@ -75,10 +71,9 @@ def test_byte_counts_are_those_of_the_encoded_messages(problem):
     assert set(up) == {8 + 4 + 4 * 300} and set(steps) == {3 * (8 + 4 + 4 * 300)}
 
 
-@pytest.mark.parametrize("method", ["ferret", pytest.param("fedavg", marks=pytest.mark.long)])
-def test_a_client_with_a_nan_loss_sends_nothing_and_the_round_goes_on(problem, tmp_path, method, without_pictures):
+def test_a_client_with_a_nan_loss_sends_nothing_and_the_round_goes_on(problem, tmp_path, quickly):
     problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
-    chosen = problem.ferret() if method == "ferret" else FedAvg(training=problem.training)
+    chosen = FedAvg(training=problem.training)
     result = problem.federation(chosen, out=tmp_path / "run", per_round=5).run()
     for line in result.metrics[1:]:
         assert [s["client"] for s in line["skipped"]] == ["client-2"]
@@ -87,17 +82,12 @@ def test_a_client_with_a_nan_loss_sends_nothing_and_the_round_goes_on(problem, t
     assert result.summary["skipped"] == 6
     assert result.summary["final"]["loss"] < result.summary["baseline"]["loss"]
     # the client that sent nothing had no part: the others' shares add up to one
-    others = make_equal_run(problem, chosen)
-    assert others == result.summary["weights_digest"] or method == "ferret"
-
-
-def make_equal_run(problem, method):
-    """The same run, where the NaN client has no data at all."""
     problem.clients[2] = []
-    return problem.federation(method, per_round=5).run().summary["weights_digest"]
+    without = problem.federation(chosen, per_round=5).run().summary
+    assert without["weights_digest"] == result.summary["weights_digest"]
 
 
-def test_a_round_that_nobody_answers_changes_nothing(problem, tmp_path):
+def test_a_round_that_nobody_answers_changes_nothing(problem, tmp_path, quickly):
     problem.clients = [[(x * float("nan"), y) for x, y in c] for c in problem.clients]
     result = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=2).run()
     assert len({line["weights_digest"] for line in result.metrics}) == 1
@@ -106,6 +96,7 @@ def test_a_round_that_nobody_answers_changes_nothing(problem, tmp_path):
     orbit.replay(problem.model())
 
 
+@pytest.mark.long
 def test_what_the_folder_holds(problem, tmp_path):
     result = problem.federation(problem.ferret(), out=tmp_path / "run", recipe_text="rounds = 6\n").run()
     names = {p.name for p in (tmp_path / "run").iterdir()}
@@ -124,16 +115,7 @@ def test_what_the_folder_holds(problem, tmp_path):
     assert read_metrics(tmp_path / "run") == result.metrics
 
 
-def test_the_summarys_seconds_are_the_sums_of_all_lines_with_round_0(problem):
-    result = problem.federation(problem.ferret()).run()
-    spent = dict(result.summary["seconds"])
-    total = spent.pop("total")
-    for phase in spent:
-        assert spent[phase] == pytest.approx(sum(line["seconds"].get(phase, 0.0) for line in result.metrics)), phase
-    assert result.metrics[0]["seconds"]["evaluation"] > 0 and total >= sum(spent.values())
-
-
-def test_a_dense_method_leaves_its_weights(problem, tmp_path):
+def test_a_dense_method_leaves_its_weights(problem, tmp_path, quickly):
     from safetensors.torch import load_file
 
     result = problem.federation(FedAvg(training=problem.training), out=tmp_path / "run").run()
@@ -141,44 +123,6 @@ def test_a_dense_method_leaves_its_weights(problem, tmp_path):
     model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
     assert ParameterSpace(model).digest() == result.summary["weights_digest"]
     assert not (tmp_path / "run" / "model.orbit").exists()
-
-
-def test_batch_norm_statistics_stay_on_the_client(problem):
-    federation = problem.federation(problem.ferret())
-    model = torch.nn.Sequential(torch.nn.Linear(20, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 5))
-    worker = type(federation.worker)(model, problem.ferret(), federation.worker.objective, 1)
-    federation.coordinator.open(1)
-    before = [b.clone() for b in model.buffers()]
-    answer = worker.train(federation.coordinator.plan(0), 0, federation.items[0])
-    assert answer.message is not None
-    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
-
-
-def test_refused_messages_are_counted_and_change_nothing(problem):
-    federation = problem.federation(problem.ferret())
-    coordinator, worker = federation.coordinator, federation.worker
-    clients = coordinator.open(1)
-    outsider = next(c for c in range(5) if c not in clients)
-    good = worker.train(coordinator.plan(clients[0]), clients[0], federation.items[clients[0]]).message
-    payload = Message.decode(good).payload
-    attempts = [
-        (good, clients[1], "in the name of client"),
-        (Message(MessageKind.UPDATE, 1, 1, outsider, payload).encode(), outsider, "takes no part"),
-        (Message(MessageKind.UPDATE, 1, 2, clients[0], payload).encode(), clients[0], "round 1 was expected"),
-        (Message(MessageKind.UPDATE, 2, 1, clients[0], payload).encode(), clients[0], "method code"),
-        (Message(MessageKind.STEP, 1, 1, clients[0], payload).encode(), clients[0], "a update was expected"),
-        (good[:-1], clients[0], "announces"),
-    ]
-    for data, sender, text in attempts:
-        with pytest.raises(MessageError, match=text):
-            coordinator.receive(data, sender)
-    coordinator.receive(good, clients[0])
-    with pytest.raises(MessageError, match="has answered"):
-        coordinator.receive(good, clients[0])
-    assert len(coordinator.rejected) == 7
-    step = Message.decode(coordinator.close()).payload
-    assert step[:8] == payload[:8]
-    np.testing.assert_allclose(np.frombuffer(step[12:], "<f4"), np.frombuffer(payload[12:], "<f4"), rtol=1e-6)
 
 
 def test_a_step_out_of_proportion_is_warned_of(problem):
@@ -194,20 +138,14 @@ def test_too_many_clients_a_round(problem):
         problem.federation(problem.ferret(), per_round=6)
 
 
-@pytest.mark.parametrize("seed", [1 << 64, -1, True, 1.5, "1"])
+@pytest.mark.parametrize("seed", [1 << 64, -1, True, "1"])
 def test_a_seed_that_no_orbit_can_hold_is_refused_before_anything_is_written(problem, tmp_path, seed):
     with pytest.raises(RecipeError, match=r"seed = .*: a whole number from 0 to 2\*\*64 - 1"):
         problem.federation(problem.ferret(), seed=seed, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_the_largest_seed_leaves_an_orbit_that_is_read(problem, tmp_path):
+def test_the_largest_seed_leaves_an_orbit_that_is_read(problem, tmp_path, quickly):
     run = problem.federation(problem.ferret(), rounds=1, seed=np.uint64(2**64 - 1), out=tmp_path / "run").run()
     orbit = Orbit.open(tmp_path / "run" / "model.orbit")
     assert orbit.header.seed == 2**64 - 1 and orbit.replay(problem.model()) == run.summary["weights_digest"]
-
-
-def test_a_sweeps_seeds_are_seeds(tmp_path):
-    said = fedseed("compare", "quickstart-fedavg", "--seeds", f"1,{1 << 64}", "--out", tmp_path / "out")
-    assert said.returncode == 2 and "--seeds = 18446744073709551616: a whole number" in said.stderr
-    assert not (tmp_path / "out").exists()

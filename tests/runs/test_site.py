@@ -8,7 +8,6 @@ import pytest
 
 from fedseed.errors import RecipeError
 from fedseed.runs.joining import Loading
-from fedseed.runs.parties import load_data
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.site import read_site
 from fedseed.tasks.data import Chat, Choice, Example, OwnData
@@ -106,21 +105,3 @@ def test_a_local_file(tmp_path):
             read_site(file)
     with pytest.raises(RecipeError, match=r"--local .*: can't be read"):
         read_site(tmp_path / "none.toml")
-
-
-def test_an_evaluation_file_for_all_is_opened_by_whoever_is_asked(tmp_path):
-    """Nobody holds anything out then, and what it holds does not matter to the others."""
-    mine = write(tmp_path / "all" / "north.jsonl", FORMS["prompt, completion"])
-    asked = tmp_path / "asked.jsonl"
-    asked.write_bytes(b"\xff garbage")
-    checked = recipe(evaluation_file=str(asked))
-    part = Loading(checked, ["north"], own=OwnData(mine)).data
-    assert len(part.clients[0].examples) == 4 and part.evaluation == {"": []}
-    with pytest.raises(RecipeError, match=r"asked.jsonl"):
-        checked.task.load_shared()
-    here = write(tmp_path / "here.jsonl", FORMS["prompt, response"][:3])
-    assert len(checked.task.load_shared(here).evaluation[""]) == 3  # --evaluation-file: where it lies at this site
-    write(asked, FORMS["prompt, response"][:2])
-    write(tmp_path / "all" / "south.jsonl", FORMS["prompt, completion"])
-    whole = load_data(recipe(path=str(tmp_path / "all"), evaluation_file=str(asked)))
-    assert [len(client.examples) for client in whole.clients] == [4, 4] and len(whole.evaluation[""]) == 2

@@ -7,35 +7,11 @@ from hypothesis import strategies as st
 
 from fedseed import FedAvg, FeedSign
 from fedseed.errors import RecipeError
-from fedseed.reports.results import RoundLine
-from fedseed.runs import stopping
 from fedseed.runs.assembly import build
 from fedseed.runs.loop import Backend
 from fedseed.runs.recipe import read_recipe
 from support.problem import Problem
 from support.tiers import SLOW
-
-
-def lines(*losses):
-    return [RoundLine(i, metrics={} if loss is None else {"validation_loss": loss}) for i, loss in enumerate(losses)]
-
-
-def test_patience_counts_evaluations_since_the_best_one():
-    assert not stopping.over([], 2) and not stopping.over(lines(1.0), 2)
-    assert not stopping.over(lines(3.0, 2.0, 2.5), 2)
-    assert stopping.over(lines(3.0, 2.0, 2.5, 2.0), 2)  # as good is not better
-    assert not stopping.over(lines(3.0, 2.0, 2.5, 1.9), 2)
-    assert not stopping.over(lines(3.0, None, None, 3.1), 2)  # rounds without an evaluation say nothing
-    assert stopping.over(lines(3.0, None, None, 3.1, None, 3.0), 2)
-    assert not stopping.over(lines(3.0, *[None] * 99), 1) and not stopping.over([RoundLine(0), RoundLine(9)], 1)
-    assert stopping.over(lines(3.0, math.nan, math.nan), 2)
-    assert not stopping.over(lines(3.0, 3.0, 3.0), None)
-    assert stopping.best(lines(3.0, 2.0, None, 2.0)) == (1, 2.0)
-    for rounds, early in ((4, True), (3, False)):  # it may have been the last one anyhow
-        assert stopping.describe(lines(3.0, 2.0, 2.5, 2.0), 2, rounds) == {
-            "early": early, "best_round": 1, "best_validation_loss": 2.0,
-        }  # fmt: skip
-    assert stopping.describe(lines(3.0), None, 1) is None
 
 
 class KilledError(Exception):

@@ -57,8 +57,13 @@ def recipe(place, base, data, method="feedsign"):
     return path
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("base", "data"), [("t5", "answers"), ("bert", "labels")])
+@pytest.mark.parametrize(
+    ("base", "data", "method"),
+    [
+        *(pytest.param("t5", "answers", m, marks=pytest.mark.long) for m in ("ferret", "ferret-streaming", "fedkseed")),
+        *(("bert", "labels", method) for method in ("ferret-streaming", "fedavg", "feedsign")),
+    ],
+)
 def test_a_round_of_each_method_and_its_replay(place, base, data, method, tmp_path, quickly):
     federation = Federation.from_file(recipe(place, base, data, method), out=tmp_path / "run")
     shown = {"loss", "perplexity", "rouge_l"} if data == "answers" else {"loss", "accuracy", "macro_f1"}
@@ -75,6 +80,7 @@ def test_a_round_of_each_method_and_its_replay(place, base, data, method, tmp_pa
     assert orbit.replay(model) == summary["weights_digest"]
 
 
+@pytest.mark.long
 def test_the_replayed_folder_is_what_transformers_loads(place, tmp_path, quickly):
     from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 

@@ -230,7 +230,7 @@ def host(order, recipe, way, progress):
     - `skew`: seconds that its clock is fast;
     - `other_base`: whether its first weight is another one;
     - `slow`: seconds before each training;
-    - `hang_at`: the round in which it hangs;
+    - `idle`: numbers of clients that have no examples;
     - `drift_at`: the round after which its weights are others;
     - `lie`: how it lies in secure sums (`support.secure.LIES`);
     - `silent`: the phase of secure sums in which it says nothing.
@@ -250,6 +250,8 @@ def host(order, recipe, way, progress):
         clock = SimpleNamespace(**{**vars(time), "time": lambda: time.time() + order["skew"]})
         fedseed.federation.introduction.time = clock
     problem = Problem()
+    for number in order.get("idle", ()):
+        problem.clients[number] = []
     if order.get("other_base"):
         other = problem.model()
         move(other.parameters())
@@ -261,8 +263,6 @@ def host(order, recipe, way, progress):
 
     def slow(*arguments):
         time.sleep(order.get("slow", 0))
-        if order.get("hang_at") == joined.at + 1:
-            time.sleep(3600)
         return train_all(*arguments)
 
     def wrong(step):

@@ -6,7 +6,6 @@ import pytest
 from pydantic import PrivateAttr
 
 from fedseed.tracking import CSV, TRACKERS, Start, TensorBoard, Tracker, Trackers
-from fedseed.tracking.base import parameters
 from fedseed.tracking.remote import RemoteTracker
 
 LINES = [
@@ -155,13 +154,6 @@ def test_one_that_fails_is_named_once_and_left_out(fails):
         assert said == [f'tracking.name = "noisy" is left out from here on: OSError: no {fails} today']
         assert heard.count(fails) == (2 if fails == "close" else 1) and heard[-1] == "close"
     assert settings[1]._told == []  # a run has copies of its own
-
-
-def test_what_a_run_is_called_and_how_it_is_configured(tmp_path):
-    run = Start("ferret", 2, 1, ["a"], tmp_path / "mine", '[method]\nname = "ferret"\nlist = [1, 2]\n')
-    assert run.title == "mine" and run.config == {"method": {"name": "ferret", "list": [1, 2]}}
-    assert parameters(run.config) == {"method.name": "ferret", "method.list": "[1, 2]"}
-    assert Start("ferret", 2, 1, ["a"]).config == {"method": {"name": "ferret"}, "rounds": 2, "seed": 1}
 
 
 def test_a_run_hands_over_the_files_that_it_leaves(problem, tmp_path, without_pictures):

@@ -39,15 +39,6 @@ def change(client):
     return -client.space.difference(end)
 
 
-def test_each_pass_sees_every_item_once_in_a_new_order():
-    drawn = list(itertools.islice(batches(list(range(10)), 4, seed=5), 10))
-    flat = list(itertools.chain(*drawn))
-    passes = [flat[i : i + 10] for i in range(0, 40, 10)]
-    assert all(sorted(p) == list(range(10)) for p in passes)
-    assert len({tuple(p) for p in passes}) == 4
-    assert drawn == list(itertools.islice(batches(list(range(10)), 4, seed=5), 10))
-
-
 @pytest.mark.parametrize("other", [{"seed": 9}, {"round": 9}, {"number": 9}])
 def test_data_order_depends_on_seed_round_and_client(other):
     training = LocalTraining(learning_rate=0.1, steps=3, batch=2)
@@ -120,23 +111,6 @@ def test_a_loss_that_is_not_finite_stops_the_client():
         train(LocalTraining(), data=bad)
     with pytest.raises(NonFiniteError, match="no usable example"):
         train(LocalTraining(), data=[])
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_memory_of_passes_is_given_back_before_an_answer_is_made(streaming, monkeypatch):
-    """What the C library keeps of freed tensors would lie beside the messages: hundreds of MB of a large model's."""
-    given = []
-    monkeypatch.setattr("fedseed.training.client.MANY_BYTES", 0)
-    net = model()
-    monkeypatch.setattr(
-        "fedseed.training.client.give_back", lambda: given.append([p.grad is None for p in net.parameters()])
-    )
-    client = LocalClient(ParameterSpace(net), OBJECTIVE, items(), 1, 2, 3)
-    if streaming:
-        client.project_gradients(TRAINING, Basis("normal", 2), [3])
-    else:
-        client.first_order(TRAINING)
-    assert given == [[True] * 4]  # once, and the gradients were gone by then
 
 
 TRAINING = LocalTraining(learning_rate=0.5, steps=2, batch=4, accumulation=1)

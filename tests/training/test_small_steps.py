@@ -5,10 +5,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseed import Basis, FedAvg, FedSGD, Ferret, ParameterSpace
+from fedseed import FedAvg, Ferret, ParameterSpace
 from fedseed.errors import NonFiniteError
 from fedseed.methods.dense import Weights
-from fedseed.methods.payload import to_floats
 from fedseed.objectives.losses import Supervised
 from fedseed.randomness import Domain, kernels
 from fedseed.training import steps
@@ -119,45 +118,6 @@ def test_ferrets_coefficients_follow_float32s(name, streaming):
     assert distance(lost, wanted) > 5 * distance(master, wanted)
 
 
-class Tied(torch.nn.Module):
-    """An embedding that is the output layer too, and a matrix that is not contiguous."""
-
-    def __init__(self, dtype):
-        super().__init__()
-        torch.manual_seed(0)
-        self.words = torch.nn.Embedding(11, 6)
-        self.hidden = torch.nn.Linear(6, 6)
-        self.bfloat16().to(dtype)
-        self.hidden.weight = torch.nn.Parameter(self.hidden.weight.detach().t())
-
-    def forward(self, ids):
-        return (torch.tanh(self.hidden(self.words(ids) * 2.0)) @ self.words.weight.T).mean(1)
-
-
-@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-@pytest.mark.parametrize("small_steps", ["master", "stochastic"])
-def test_streaming_and_kept_gradients_go_to_the_same_weights(small_steps, weight_decay):
-    """Looked-up rows and tied weights: within 3% of float32's change with master, 35% with stochastic."""
-    g = torch.Generator().manual_seed(1)
-    data = [(torch.randint(0, 11, (5,), generator=g), torch.tensor(i % 11)) for i in range(16)]
-    settings = training(learning_rate=2e-2, steps=60, batch=16, small_steps=small_steps, weight_decay=weight_decay)
-    found = {}
-    for dtype, streaming in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
-        client = client_of(net=Tied(dtype), data=data)
-        start = vector(client.space.parameters)
-        if streaming:
-            client.project_gradients(settings, Basis("hadamard", 1), [8])
-        else:
-            client.first_order(settings)
-        found[dtype, streaming] = start - vector(client._finer or client.space.parameters)
-        weights = vector(client.space.parameters)
-        client.put_back()
-        assert (vector(client.space.parameters) == start).all() and (weights != start).any()
-    wanted = found.pop((torch.float32, False))
-    for drawn in found.values():
-        assert distance(drawn, wanted) < (0.03 if small_steps == "master" else 0.35)
-
-
 @pytest.mark.parametrize("piece", [1 << 22, 300])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("small_steps", ["master", "stochastic"])
@@ -215,17 +175,6 @@ def test_the_same_numbers_give_the_same_bits(small_steps, name):
     assert (np.random.get_state()[1] == numpy_before).all()  # noqa: NPY002
 
 
-@pytest.mark.parametrize("small_steps", ["master", "stochastic"])
-def test_float32_weights_are_trained_as_always(small_steps):
-    for settings in (training(steps=4), training(steps=4, optimizer="adamw", clip=0.1)):
-        other = settings.model_copy(update={"small_steps": small_steps})
-        plain, kept = client_of(), client_of()
-        plain.first_order(settings)
-        kept.first_order(other)
-        assert kept.weights() == plain.weights() and kept._finer is None
-        assert (kept.change_norms() == plain.change_norms()).all()
-
-
 # -- what clients send, averaged ---------------------------------------------------------------------------------------
 
 
@@ -271,46 +220,6 @@ def test_an_average_of_clients_follows_float32(case):
         found = averaged(FedAvg(training=training(name, **settings, small_steps=small_steps), **server), DTYPES[name])
         assert found @ wanted / (wanted @ wanted) == pytest.approx(1, abs=0.1)
         assert cosine(found, wanted) > 0.8
-
-
-def test_what_a_client_sends_is_its_copy_on_average():
-    """The mean of 200 clients' roundings of one copy: within 5 standard errors, nearly everywhere."""
-    client = client_of(torch.bfloat16)
-    client.first_order(training(steps=3, small_steps="master"))
-    copy, layout = vector(client._finer), client.space.layout
-    sent = []
-    for number in range(200):
-        other = client_of(torch.bfloat16, number=number)
-        other._finer = client._finer
-        data = other.weights()
-        sent.append(to_floats(data, layout.tensors[0].dtype).astype(float))
-    error = np.std(sent, axis=0) / np.sqrt(200)
-    off = np.abs(np.mean(sent, axis=0) - copy)
-    rare = 5 * 2.0**-7 * np.abs(copy) / 200  # what was seen five times too seldom
-    assert (error > 0).mean() > 0.5 and (off < 5 * error + rare).mean() > 0.999
-    assert (np.abs(np.array(sent) - copy) <= 2.0**-7 * np.abs(copy) + 1e-30).all()  # a neighbour each time
-
-
-@pytest.mark.parametrize("name", DTYPES)
-def test_fedsgds_server_keeps_small_steps(name):
-    def run(dtype, **settings):
-        method = FedSGD(learning_rate=RATES[name], **settings)
-        space = client_of(dtype).space
-        start, state = vector(space.parameters), method.start(space.layout, 1)
-        state = method.advance(state, Weights(space.dense()))
-        data = items(dtype)
-        for number in range(1, 61):
-            one = LocalClient(space, OBJECTIVE, data, 1, number, 0)
-            made = answers(number, [(0, 1.0, method.train(state, None, one))])
-            step = method.aggregate(state, made)
-            space.apply(method.change(state, step))
-            state = method.advance(state, step)
-        return start - vector(space.parameters)
-
-    wanted = run(torch.float32)
-    lost, kept = run(DTYPES[name]), run(DTYPES[name], small_steps="stochastic")
-    assert lost @ wanted / (wanted @ wanted) < 0.1
-    assert kept @ wanted / (wanted @ wanted) == pytest.approx(1, abs=0.1)
 
 
 # -- gradients that underflow or overflow ------------------------------------------------------------------------------
@@ -384,8 +293,7 @@ def test_a_gradient_that_overflows_changes_nothing_and_is_counted(small_steps):
 # -- autocast --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("autocast", ["bfloat16", "float16"])
-def test_autocast_trains_float32_weights_by_16_bit_passes(autocast):
+def test_autocast_trains_float32_weights_by_16_bit_passes(autocast="float16"):
     """200 steps: within 5% of float32's change; what is computed is not what float32 computes."""
     wanted = change(client_of(), training())
     client = client_of()
@@ -394,44 +302,3 @@ def test_autocast_trains_float32_weights_by_16_bit_passes(autocast):
     assert client.cost.skipped_steps == 0 and all(p.dtype == torch.float32 for p in client.space.parameters)
     scaled = change(client_of(), training(autocast=autocast, loss_scale=1024.0))
     assert distance(scaled, found) < 0.05
-
-
-# -- saying what is lost ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("name", DTYPES)
-def test_a_client_counts_how_many_weights_moved_in_the_first_round(name, streaming):
-    rate = 5 * RATES[name]  # some of them move
-
-    def cost(dtype, round=1, **settings):
-        client = client_of(dtype, round=round)
-        start = vector(client.space.parameters)
-        if streaming:
-            client.project_gradients(training(learning_rate=rate, steps=3, **settings), Basis("hadamard", 1), [4])
-        else:
-            client.first_order(training(learning_rate=rate, steps=3, **settings))
-        moved = int((vector(client.space.parameters) != start).sum())
-        return moved, (client.cost.moved_weights, client.cost.movable_weights)
-
-    moved, counted = cost(DTYPES[name])
-    assert counted == (moved, client_of().space.size) and 0 < moved < 0.5 * counted[1]
-    assert cost(DTYPES[name], round=2)[1] == (0, 0)  # once is enough
-    assert cost(torch.float32)[1] == (0, 0)  # nothing is lost
-    assert cost(DTYPES[name], small_steps="master")[1] == cost(DTYPES[name], small_steps="stochastic")[1] == (0, 0)
-
-
-# -- settings --------------------------------------------------------------------------------------------------------
-
-
-def test_settings_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match=r'loss_scale = 8 needs small_steps = "master" or "stochastic", or autocast'):
-        LocalTraining(loss_scale=8)
-    LocalTraining(loss_scale=8, small_steps="master")
-    LocalTraining(loss_scale=8, autocast="float16")
-    half = client_of(torch.float16).space.layout
-    for method in (FedAvg, Ferret):
-        with pytest.raises(ValueError, match=r'method\.training\.autocast = "bfloat16": the weights are float16 alr'):
-            method(training=LocalTraining(autocast="bfloat16")).check(half)
-        method(training=LocalTraining(autocast="bfloat16")).check(client_of().space.layout)
-        method().check(half)

@@ -224,15 +224,6 @@ async def test_a_question_is_answered(room):
 
 
 @contract
-async def test_a_coordinator_tells_its_status_to_anybody(room):
-    watcher = await room.watcher()
-    assert await watcher.status(0.2) is None  # there is no coordinator
-    await room.coordinator(status=lambda: b"fine")
-    assert await watcher.status(SECONDS) == b"fine"
-    assert await (await room.coordinator()).status(SECONDS) in (b"fine", b"")  # its own, or the other's
-
-
-@contract
 async def test_after_an_interruption_both_sides_hear_each_other(room):
     came, heard, again = [], [], []
 
@@ -323,22 +314,6 @@ async def test_followers_get_every_entry_once_whenever_they_begin(room):
 
 
 @contract
-async def test_following_again_and_stopping(room):
-    _, writer = await room.log()
-    first, second = [], []
-    client = await room.client("a")
-    stop = await client.follow(0, lambda number, data: first.append(number))
-    await writer.append(b"1")
-    await until(lambda: first == [1])
-    await stop()
-    await writer.append(b"2")
-    await client.follow(0, lambda number, data: second.append(number))
-    await until(lambda: second == [1, 2])
-    assert first == [1]  # nothing came after it was stopped
-    await stop()
-
-
-@contract
 async def test_a_follower_misses_nothing_through_interruptions(room):
     _, writer = await room.log()
     found, again = [], []
@@ -386,15 +361,6 @@ async def test_who_only_waits_learns_that_another_coordinator_goes_on(room):
     await asyncio.wait_for(watching, SECONDS)
     assert "another coordinator has written to run" in str(talk.session.failure)
     assert not await heir.is_taken_over(4)
-
-
-@contract
-async def test_two_writers_at_once(room):
-    end, one = await room.log()
-    other = await end.writer(0)
-    results = await asyncio.gather(one.append(b"one"), other.append(b"other"), return_exceptions=True)
-    assert sum(isinstance(result, NetworkError) for result in results) == 1
-    assert await entries(room) == [b"one" if results[0] is None else b"other"]
 
 
 @contract

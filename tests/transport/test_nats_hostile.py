@@ -22,7 +22,7 @@ from fedseed.transport import transport
 from fedseed.transport.base import Access, Events
 from fedseed.transport.keys import make
 from fedseed.transport.nats_connection import connect
-from fedseed.transport.nats_hearing import ANSWERS, EACH, PENDING_BYTES, TOO_MANY, UNSENT_BYTES
+from fedseed.transport.nats_hearing import ANSWERS, UNSENT_BYTES
 from fedseed.transport.nats_objects import CHUNK_BYTES, PLACE
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
@@ -185,26 +185,6 @@ async def test_a_clients_key_makes_no_consumer(room):
     assert [len(await manager.consumers_info(stream)) for stream in streams] == [0, 0, 0]
 
 
-@pytest.mark.slow
-@hostile
-async def test_a_flood_into_the_log_does_not_keep_the_coordinator_from_writing(room):
-    flooding = True
-
-    async def flood():
-        while flooding:
-            for _ in range(20):
-                await room.reply_to(GET, SUBJECTS.log, signed=False)
-            await room.mallory.flush()
-
-    task = asyncio.create_task(flood())
-    wanted = [b"T%d" % number for number in range(12)]
-    for entry in wanted:
-        await room.writer.append(entry)
-    flooding = False
-    await task
-    assert await room.entries() == wanted
-
-
 @hostile
 async def test_nobody_speaks_in_anothers_name(room):
     await room.writer.append(b"Hone")
@@ -339,17 +319,6 @@ async def test_what_others_write_into_a_store_takes_no_room_from_its_owner(room)
         await room.honest.put("more", bytes(500_000))  # what is its own takes its room
 
 
-@hostile
-async def test_who_is_together_with_whom_is_what_the_keys_say(room):
-    keys = room.coordinator.keys
-    assert len(keys["bed1"]) == 1 and keys["bed1"] == keys["bed 2"]
-    assert not keys["mallory"] & keys["honest"] and "nobody" not in keys
-    ward = await room.client("bed1", "ward")
-    await ward.send("bed 2", "update", b"x")
-    await until(lambda: room.came)
-    assert room.came == [("bed 2", "update", b"x")]
-
-
 async def asking(room):
     """A watcher's connection, an inbox there, and the subjects of what comes to it."""
     watcher = await room.bare("watcher")
@@ -400,46 +369,6 @@ async def test_answers_wait_for_the_server(room):
         await room.reply_to(SUBJECTS.up("mallory", "hello"), f"{inbox}.{number}")
     await until(lambda: len(heard) == 200)
     assert set(heard) == {100_000} and max(unsent) < 2 * UNSENT_BYTES
-
-
-@hostile
-async def test_headers_are_read_up_to_a_size(room):
-    """A megabyte of them would be ten in memory, and takes time to read."""
-    many = {f"h{number}": "x" for number in range(1000)}
-    subject = SUBJECTS.up("mallory", "beat")
-    signed = Signatures.read(room.keys / "mallory.nk").headers(subject, b"{}")
-    await room.mallory.publish(subject, b"{}", headers={**signed, **many})
-    await room.mallory.publish(subject, b"{}", headers=signed)
-    await until(lambda: room.came)
-    assert room.came == [("mallory", "beat", b"{}")]
-    assert room.rejected[-1] == ("somebody", "a message in the name of mallory without a signature of its key")
-
-
-@pytest.mark.slow
-@hostile
-async def test_so_many_messages_wait_and_no_more_and_others_take_turns_with_them(room):
-    """Small ones take memory, too, though they hold nothing. What others say is neither dropped nor kept waiting."""
-    hearing, looked_at, go_on = room.coordinator._hearing, [], asyncio.Event()
-
-    async def look(said):
-        looked_at.append(said.sender)
-        await go_on.wait()
-
-    hearing._look = look
-    subject, sent = SUBJECTS.up("mallory", "beat"), PENDING_BYTES // EACH + 500
-    headers = Signatures.read(room.keys / "mallory.nk").headers(subject, b"")
-    for _ in range(sent):
-        await room.mallory.publish(subject, b"", headers=headers)
-    await room.mallory.flush()
-    await until(lambda: len(room.rejected) + len(hearing._turns) + 1 >= sent)
-    assert hearing._turns.bytes <= PENDING_BYTES and len(hearing._turns) > 10_000
-    assert set(room.rejected) == {("somebody as mallory", TOO_MANY)}
-    await room.honest.send("honest", "beat", b"{}")
-    await room.honest.connection.flush()
-    await until(lambda: len(hearing._turns._lines) == 2)
-    go_on.set()
-    await until(lambda: not len(hearing._turns))
-    assert "honest" in looked_at[:3] and looked_at.count("mallory") + len(room.rejected) == sent
 
 
 @hostile

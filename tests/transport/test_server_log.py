@@ -3,7 +3,6 @@
 import pytest
 
 from fedseed.errors import FedseedError
-from fedseed.transport import server_log
 from fedseed.transport.server_log import ServerLog, key_names
 
 HEAD = "[7] 2026/11/21 17:07:54.117465 [ERR] 10.0.0.5:47260 - cid:"
@@ -50,15 +49,3 @@ def test_files_that_are_not_there(tmp_path):
     assert key_names(tmp_path) == {}
     (tmp_path / "keys.json").write_text("[1]")
     assert key_names(tmp_path) == {}
-
-
-def test_connections_without_end_are_not_all_remembered(tmp_path, monkeypatch):
-    monkeypatch.setattr(server_log, "_MOST_CONNECTIONS", 2)
-    path = tmp_path / "log"
-    path.touch()
-    log = ServerLog(path, {"UA": "north"})
-    path.write_text("".join(FOREIGN.replace("cid:6", f"cid:{i}") for i in range(6, 10)))
-    assert [who for who, _ in log.new()] == ["north"] * 4
-    with open(path, "a") as file:
-        file.write(LARGE + LARGE.replace("cid:6", "cid:9"))
-    assert [who for who, _ in log.new()] == ["somebody at 10.0.0.5", "north"]

@@ -87,36 +87,6 @@ def test_a_chain_takes_each_entry_once_and_in_its_place(keys):
     assert found == [b"one", b"two", b"two", b"three"] and reading.checks
 
 
-def test_what_stands_in_the_log_a_thousand_times_is_checked_once(keys, monkeypatch):
-    coordinator, a = read(keys, "coordinator"), read(keys, "a")
-    writing, checked, fits = Chain(coordinator, "log"), [], signatures._fits
-
-    def checking(*arguments):
-        checked.append(arguments)
-        return fits(*arguments)
-
-    monkeypatch.setattr(signatures, "_fits", checking)
-    first, writing.head = writing.sign(b"first")
-    second, writing.head = writing.sign(b"second")
-    reading = Chain(a, "log")
-    for _ in range(1000):
-        assert not reading.take(b"second", second) and not reading.take(b"x", None)
-    assert len(checked) == 2
-    assert reading.take(b"first", first)
-    for _ in range(1000):
-        assert not reading.take(b"first", first)
-    assert len(checked) == 4
-    assert not reading.take(b"other", second) and reading.take(b"second", second)  # it counts in its place
-
-
-def test_messages_of_one_key_stand_in_one_line(keys):
-    coordinator = read(keys, "coordinator")
-    own = {name: bytes(read(keys, name).own.verify_key) for name in ("a", "again", "ward")}
-    assert coordinator.line("b") == coordinator.line("c d") == own["ward"]
-    assert coordinator.line("a") == min(own["a"], own["again"])  # of several keys always the same one
-    assert coordinator.line("nobody") is None and Signatures.read(None).line("a") is None
-
-
 def test_without_keys_nothing_is_checked(tmp_path, keys):
     nothing = Signatures.read(None)
     assert nothing.headers("s", b"") is None and nothing.of_coordinator("s", b"", None)

@@ -10,12 +10,6 @@ from fedseed.errors import NetworkError, RecipeError
 from fedseed.transport import REGISTRY, nats_end, transport
 from fedseed.transport.base import Access
 from fedseed.transport.memory import Hub, MemoryTransport
-from fedseed.transport.nats import NatsTransport
-
-
-@pytest.mark.parametrize("url", ["nats://x:4222", "tls://x"])
-def test_nats(url):
-    assert isinstance(transport(Access(url), "run"), NatsTransport)
 
 
 @pytest.mark.parametrize("url", ["http://x", "x:4222", "", "memory://here"])

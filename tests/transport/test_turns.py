@@ -47,14 +47,3 @@ def test_one_that_never_fits_is_dropped_and_a_line_may_be_dropped_whole():
     turns.put("b", "fits", 2000)
     assert dropped == ["too large", "also large", "large"]
     assert taken(turns, 2) == ["small", "fits"]
-
-
-def test_whoever_waits_hears_of_the_next():
-    async def main():
-        turns = Turns(1 << 20, print)
-        waiting = asyncio.create_task(turns.next())
-        await asyncio.sleep(0)
-        turns.put("a", "now", 1)
-        return await asyncio.wait_for(waiting, 60)
-
-    assert asyncio.run(main()) == "now"

@@ -46,7 +46,6 @@ from fedseed.orbit.record import LINK_BYTES
 from fedseed.reports.progress import Silent
 from fedseed.reports.results import RoundLine
 from fedseed.transport.memory import Hub
-from fedseed.transport.server_log import ServerLog
 from support.hostile.damage import ESCAPES, damaged, damaged_header, damaged_json, damaged_payload, evil
 from support.hostile.saying import ACTS, Liar
 
@@ -259,7 +258,7 @@ def said(rng, folder):
                 bad, now = rng.choice(liars), talk.now()
                 bad.epoch = talk.epoch
                 (act,) = rng.choices(list(ACTS), list(ACTS.values()))
-                messages = [bad.right(*now)] if rng.random() < 0.2 else [one[:2] for one in act(bad, *now)]
+                messages = [bad.right(*now)] if rng.random() < 0.2 else list(act(bad, *now))
                 sender = rng.choice([bad.name] * 4 + [*CLIENTS, "nobody", ESCAPES[:5]])
                 for what, data in messages:
                     yield len(data), partial(talk.say, sender, what, data)
@@ -319,28 +318,4 @@ def logs(rng, folder):
             yield len(one), tried(read_entry, one)
 
 
-def server_log(rng, folder):
-    """Lines of a nats-server's log, damaged: nobody is named who was not there."""
-    path = Path(folder) / "fuzzed.log"
-    path.write_bytes(b"")
-    log = ServerLog(path, {"UA": "north"})
-    head = b'[7] 2026/11/21 17:07:54.117465 [ERR] 10.0.0.5:47260 - cid:6 - "v2:python3:fedseed x" - '
-    foreign = head + b'Publish Violation - Nkey "UB", Subject "fedseed.r.up.south.update"\n'
-    lines = [foreign, head + b"TLS handshake error: EOF\n", head + b"maximum payload exceeded: 104857600 vs 1048576\n"]
-
-    def act(data):
-        with open(path, "ab") as file:
-            file.write(data)
-        for who, reason in log.new():
-            assert who != "north" and len(who) < 500 and len(reason) < 500
-        if path.stat().st_size > 10 << 20:
-            path.write_bytes(b"")
-        return True
-
-    while True:
-        data = b"".join(damaged(rng, rng.choice(lines)) for _ in range(rng.choice([1, 3, 200])))
-        data = rng.randbytes(1 << 20) if rng.random() < 0.05 else data + rng.choice([b"", b"\n"])
-        yield len(data), partial(act, data)
-
-
-ROOMS = {"updates": updates, "said": said, "logs": logs, "server_log": server_log}
+ROOMS = {"updates": updates, "said": said, "logs": logs}
