@@ -143,7 +143,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         found: list[bytes] = []
         reader = self._reader(0, lambda number, data: found.append(data), last)
         if last:
-            stop = self._follow(reader)
+            stop = self._follow(reader, live=False)
             await reader.complete.wait()
             await stop()
         self._head = last, reader.chain.head

@@ -94,10 +94,11 @@ class NatsEnd(End):
         chain = Chain(self.signatures, self.subjects.log)
         return LogReader(self.subjects.run, chain, after, take, self._foreign, self._log_lost, until)
 
-    def _follow(self, reader: LogReader) -> Stop:
+    def _follow(self, reader: LogReader, live: bool = True) -> Stop:
+        """Read the log, and with `live` what is written later: a coordinator's key may not hear its own entries."""
         following = NatsFollowing(
-            self.connection, self.subjects.stream, reader, reader.first, live=self.subjects.entries,
-            stopped=self._followers.remove,
+            self.connection, self.subjects.stream, reader, reader.first,
+            live=self.subjects.entries if live else None, stopped=self._followers.remove,
         )  # fmt: skip
         self._followers.append(following)
         return following.stop
