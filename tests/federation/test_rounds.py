@@ -3,6 +3,8 @@
 import asyncio
 from math import inf
 
+import pytest
+
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import Message, MessageKind
