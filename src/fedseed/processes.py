@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import ModuleType
@@ -56,10 +56,19 @@ def start(
     return process, ours
 
 
+def warm() -> None:
+    """Starts the server that forks, if there is none: it imports while this process does something else."""
+    with serving():
+        forkserver.ensure_running()
+
+
 @contextmanager
 def serving() -> Iterator[None]:
     """Inside, a process of `CONTEXT` or `NEW` may be started, and with it the server, as this module's text says."""
-    environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(map(os.fspath, sys.path))}
+    # what a killed process leaves (a progress bar's lock) is cleared away at the end, and nobody need hear of it
+    hushed = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]))
+    path = os.pathsep.join(map(os.fspath, sys.path))
+    environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": path, "PYTHONWARNINGS": hushed}
     with _LOCK:
         before = {name: os.environ.get(name) for name in environment}
         main = sys.modules["__main__"]

@@ -232,6 +232,10 @@ def _run(
 ) -> dict[str, Any]:
     if not recipe.of_parties:
         recipe.task.client_names()  # a path that leads nowhere is said before torch is imported
+    if running.workers is not None:
+        from fedseed.processes import warm
+
+        warm()
     from fedseed.models.loading import quiet
     from fedseed.reports.progress import Shown
     from fedseed.runs.assembly import build  # torch from here on

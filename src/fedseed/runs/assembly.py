@@ -11,6 +11,7 @@ from typing import Any
 from fedseed.attacks.labels import flip_labels
 from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
+from fedseed.processes import warm
 from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of
 from fedseed.runs.learner import hosted_of
@@ -108,6 +109,8 @@ def build(
 
     for tracker in recipe.tracking:
         tracker.check()
+    if workers is not None:
+        warm()
     began = time.perf_counter()
     parts = load_parties(recipe) if recipe.of_parties and data is None else None
     if data is None:
