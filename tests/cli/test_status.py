@@ -6,7 +6,9 @@ import shlex
 import pytest
 from rich.console import Console
 
-from fedseed.cli.status import describe, follow, in_a_line
+from fedseed.cli.status import by_client, describe, follow, in_a_line
+from fedseed.reports.results import RoundLine
+from fedseed.runs import costs
 from support.command import fedseed
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -37,6 +39,15 @@ def test_watching_says_what_is_new_until_the_run_is_over():
     assert "round 4 of 9" in screen.getvalue()
     assert in_a_line({**STARTED, "ended": True}).endswith("the run is over")
     assert "waiting  1 of 3 clients are here; no round has begun" in describe(GOING)
+
+
+def test_figures_of_a_client_that_was_away_at_the_end_say_of_when_they_are():
+    lines = [RoundLine(number, by_client={name: {"held_out": 1, "loss": 4.0 / (number + 1)} for name in "ab"[:there]})
+             for number, there in ((0, 2), (1, 2), (3, 1))]  # fmt: skip
+    assert by_client(costs.by_client(lines)) == [
+        "  a: held-out loss 4.000 -> 1.000 (1 examples)",
+        "  b: held-out loss 4.000 -> 2.000 (1 examples; after round 1: it was away at the end)",
+    ]
 
 
 def test_keys_for_a_recipe_prints_commands_as_they_are_typed(tmp_path):

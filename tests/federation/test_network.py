@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from support.network import repeats
+from support.network import Line, repeats
 from support.problem import METHODS
 from support.tiers import mark
 
@@ -114,6 +114,16 @@ def test_a_client_that_holds_the_others_up_is_named_and_left_out(problem, networ
     until(lambda: (net.status() or {}).get("late") == ["client-3"], "nobody is named")
     net.check(problem, coordinator, [*others, late])
     assert {s["client"] for line in net.lines() for s in line.get("skipped", [])} == {"client-3"}
+
+
+def test_large_answers_over_a_slow_line_are_no_refusals(problem, network, shared_server, in_process):
+    """Plans go out once more before they are there, and are answered once more."""
+    net = network(shared_server, {**RECIPES["fedavg"], "rounds": 4}, inline=200)
+    expected = in_process(problem, net.recipe)
+    far = f"nats://127.0.0.1:{Line(shared_server.port, 0.3).port}"
+    coordinator, hosts = net.coordinator(), [net.host(0, 1, 2, nats=far), net.host(3, 4, nats=far)]
+    net.check(problem, coordinator, hosts, expected.summary)
+    assert net.summary()["refusals"] == {}
 
 
 def test_a_second_coordinator_refuses(problem, network, shared_server, in_process, tmp_path):

@@ -4,7 +4,6 @@ import asyncio
 import datetime
 import os
 import socket
-import threading
 
 import pytest
 
@@ -38,33 +37,6 @@ def secured(tmp_path, request):
         server.kill()
 
 
-class Recorder:
-    """Passes TCP connections on and keeps all their bytes."""
-
-    def __init__(self, port):
-        self.bytes = bytearray()
-        self._port = port
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while True:
-            near, _ = self._server.accept()
-            far = socket.create_connection(("127.0.0.1", self._port))
-            for source, target in ((near, far), (far, near)):
-                threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
-
-    def _pass(self, source, target):
-        try:
-            while data := source.recv(1 << 16):
-                self.bytes += data
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
-
-
 def start_all(net, server, **order):
     keys = server.keys
     ca = str(keys / "ca.pem")
@@ -84,7 +56,7 @@ def test_no_plain_payload_is_on_the_wire(encrypted, problem, network, secured, s
     settings = {"training": {"learning_rate": 0.3, "batch": 8, "steps": 5}, "seeds": "shared", "blocks": "one"}
     recipe = {"method": {"name": "ferret", "directions": 300, "basis": "hadamard", **settings}, "rounds": 4}
     server = secured() if encrypted else shared_server
-    recorder = Recorder(server.port)
+    recorder = network_support.Line(server.port)
     net = network(server, recipe)
     expected = in_process(problem, net.recipe)
     through = f"{'tls' if encrypted else 'nats'}://127.0.0.1:{recorder.port}"

@@ -3,12 +3,15 @@
 import asyncio
 import json
 import os
+import queue
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,6 +122,46 @@ async def until_async(true, seconds, what):
     while not true():
         assert time.monotonic() < end, what
         await asyncio.sleep(0.02)
+
+
+class Line:
+    """Passes TCP connections to a port on, keeps all their bytes, and takes some seconds for each of them."""
+
+    def __init__(self, port, seconds=0.0):
+        self.bytes, self._seconds = bytearray(), seconds
+        self._port = port
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            near, _ = self._server.accept()
+            far = socket.create_connection(("127.0.0.1", self._port))
+            for source, target in ((near, far), (far, near)):
+                there = queue.SimpleQueue()
+                threading.Thread(target=self._take, args=(source, there), daemon=True).start()
+                threading.Thread(target=self._give, args=(there, target), daemon=True).start()
+
+    def _take(self, source, there):
+        data = b"-"
+        while data:
+            try:
+                data = source.recv(1 << 16)
+            except OSError:
+                data = b""
+            self.bytes += data
+            there.put((time.monotonic() + self._seconds, data))
+
+    def _give(self, there, target):
+        with suppress(OSError):
+            while True:
+                when, data = there.get()
+                time.sleep(max(0.0, when - time.monotonic()))
+                if not data:
+                    target.shutdown(socket.SHUT_WR)
+                    return
+                target.sendall(data)
 
 
 class Child:

@@ -21,7 +21,8 @@ def by_client(summary: dict[str, Any]) -> list[str]:
         first, last = figures["baseline"] or {}, figures["final"]
         if "loss" in last:
             before = f"{first['loss']:.3f} -> " if "loss" in first else ""
-            lines.append(f"  {name}: held-out loss {before}{last['loss']:.3f} ({last['held_out']} examples)")
+            away = f"; after round {figures['round']}: it was away at the end" if "round" in figures else ""
+            lines.append(f"  {name}: held-out loss {before}{last['loss']:.3f} ({last['held_out']} examples{away})")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -61,6 +62,7 @@ class OpenRound:
         refused: whose answer was refused, and why.
         bytes_up: the payload of each update that counts, by client.
         joined: whose part is in another client's message.
+        again: to whom the plan went out once more, and how many answers to that have not come.
     """
 
     number: int
@@ -71,6 +73,7 @@ class OpenRound:
     refused: dict[int, str] = field(default_factory=dict)
     bytes_up: dict[int, int] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
+    again: Counter[int] = field(default_factory=Counter)
 
 
 def _secure_talk(session: Session, roster: Roster, coordinator: Coordinator, late: Late[int]) -> "SecureTalk | None":
@@ -106,6 +109,7 @@ class Rounds:
         self.idle: set[int] = set()  # who has sent nothing before, which is said once of those without examples
         self.late = Late(session, self._work)  # who has let the others wait since its last answer that counts
         self._fetching: set[asyncio.Task[None]] = set()
+        self._before: OpenRound | None = None  # the one before the open one
         self._room = Room(largest)
         self.secure = _secure_talk(session, roster, coordinator, self.late)
 
@@ -122,6 +126,8 @@ class Rounds:
         try:
             if data[:2] == SAID and self.secure is not None:
                 self.secure.take(number, data)
+            elif (past := self._repeated(name, number, data)) is not None:
+                past.again[number] -= 1
             elif data[:2] == SILENT:
                 self._take_silent(number, data)
             elif current is None:
@@ -136,6 +142,26 @@ class Rounds:
             self._refuse(name, number, str(error))
             if current is not None and self.session.at_hand:
                 self._one_less(current)
+
+    def _repeated(self, name: str, client: int, data: bytes) -> OpenRound | None:
+        """The round that an answer is about, if it has come before, and again because its plan went out again."""
+        for past in (self.open, self._before):
+            if past is None or past.again[client] <= 0:
+                continue
+            if data[:2] == SILENT:
+                about = read_silent(data)[:2]
+            else:
+                frame = Stored.decode(data).frame if is_stored(data) else data
+                about = round_of(frame), attempt_of(frame)
+            answered = client in (past.silent if data[:2] == SILENT else past.bytes_up)
+            answered |= past is self.open and self._fetches(name)
+            if answered and about == (past.number, past.attempt):
+                return past
+        return None
+
+    def _fetches(self, name: str) -> bool:
+        """Whether a client's answer is being fetched."""
+        return any(task.get_name() == name for task in self._fetching)
 
     def _refuse(self, name: str, number: int, reason: str) -> None:
         self.session.rejected.add(name, reason)
@@ -192,7 +218,12 @@ class Rounds:
                 self.coordinator.receive(message, number)
                 self._count(current, number, len(message))
         except MessageError as error:
-            self._refuse(name, number, str(error))
+            if (
+                self.open is not None and self.open.again[number] > 0
+            ):  # it was put there anew meanwhile, and comes again
+                self.open.again[number] -= 1
+            else:
+                self._refuse(name, number, str(error))
         except NetworkError as error:  # it comes again
             self.session.progress.warn(f"the update of {name} can't be fetched now: {error}")
         else:
@@ -240,6 +271,7 @@ class Rounds:
                 continue
             plans = self.coordinator.plans()
             asked = self.coordinator.taking_part
+            self._before = self.open or self._before
             self.open = current = OpenRound(number, attempt, frozenset(asked), len(asked))
             reason = await self._ask(current, plans)
             outliers = self.coordinator.screen()  # they have answered: asked again they would say the same
@@ -261,7 +293,7 @@ class Rounds:
         gathered.refused = self.session.rejected.since()
         if self.secure is not None:
             gathered.secure_up, gathered.secure_down = self.secure.up, self.secure.down
-        self.open = None
+        self._before, self.open = self.open, None
         return gathered
 
     async def _agreed(self, number: int) -> bool:
@@ -357,8 +389,10 @@ class Rounds:
             if not here:
                 return "it has gone"
             if now >= resend:
+                fetched = {client for client in missing if self._fetches(self.roster.names[client])}
                 for carried, clients in asked:
-                    if again := [client for client in clients if client in missing]:
+                    if again := [client for client in clients if client in missing - fetched]:
+                        current.again.update(again)
                         await self.session.end.broadcast(plan_message(again, False, carried), self._names(again))
                 resend = now + between
         return ""

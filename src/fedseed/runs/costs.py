@@ -98,14 +98,20 @@ def merge_rounds(lines: Sequence[RoundLine]) -> RoundLine:
 
 
 def by_client(lines: Sequence[RoundLine]) -> dict[str, Any]:
-    """Returns, of parties that each evaluate on what they hold out, their figures before and after the run, by name."""
-    evaluated = [line.by_client for line in lines if line.by_client is not None]
+    """Returns, of parties that each evaluate on what they hold out, their figures before and after the run, by name.
+
+    One that was away at the last evaluation has the round of its last one ("round").
+    """
+    evaluated = [(line.round, line.by_client) for line in lines if line.by_client is not None]
     if not evaluated:
         return {}
-    last: dict[str, Any] = {}
-    for figures in evaluated:  # of one that was away at the end: what it found last
-        last |= figures
-    return {"by_client": {name: {"baseline": evaluated[0].get(name), "final": last[name]} for name in last}}
+    found: dict[str, Any] = {}
+    for number, figures in evaluated:
+        for name, final in figures.items():
+            found[name] = {"baseline": evaluated[0][1].get(name), "final": final}
+            if number < evaluated[-1][0]:  # it was away at the end: what it found last, and when
+                found[name]["round"] = number
+    return {"by_client": found}
 
 
 class Downloads:
