@@ -1,7 +1,9 @@
 """Secure sums over a transport: as in one process, whoever goes, and whatever a coordinator forgets."""
 
 import json
+import re
 import threading
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +11,13 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedseed.errors import FedseedError, MessageError
-from fedseed.federation import secure_talk
+from fedseed.federation import secure, secure_talk
 from fedseed.federation.answers import Answers
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import SAID
+from fedseed.federation.secure import SecureCoordinator
+from fedseed.privacy.secure.errors import LostError
 from fedseed.privacy.secure.messages import Phase
 from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Silent
@@ -21,8 +25,9 @@ from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryClient
-from support.network import in_process, repeats
+from support.network import federation_of, in_process, repeats
 from support.problem import Problem
+from support.secure import Liar
 from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -162,8 +167,6 @@ def test_one_client_alone_does_not_say_that_a_round_is_lost(problem, tmp_path, m
 
 def test_a_coordinator_that_ends_before_it_asks_for_shares_and_one_that_goes_on(problem, tmp_path, monkeypatch):
     """Vectors of round 2 have come; the next coordinator gets them in another attempt."""
-    from fedseed.federation.secure import SecureCoordinator
-
     checked, rounds = recipe("feedsign"), []
     expected, run, opening = alone(checked, problem), Run(checked, problem), SecureCoordinator.opening
 
@@ -185,8 +188,6 @@ def test_a_coordinator_that_ends_within_a_round_and_one_that_goes_on(problem, tm
     """It ends when round 2 was opened and its step not written: nobody opens it again, its step is an empty one."""
     checked, steps, told = recipe("feedsign"), [], Told()
     run = Run(checked, problem)
-    from fedseed.federation.secure import SecureCoordinator
-
     close = SecureCoordinator.close
 
     def ends(self):
@@ -203,6 +204,53 @@ def test_a_coordinator_that_ends_within_a_round_and_one_that_goes_on(problem, tm
     assert result.summary["rounds"] == 4 and steps[0] is not steps[2]
     assert result.summary["not_taken"] == 1
     assert any("round 2: the step is not taken" in text and "its sum is lost" in text for text in told.texts)
+
+
+class Ends(Told):
+    """Ends a coordinator after a round."""
+
+    def round(self, line):
+        if line.round == self.ends:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("lie", ["accuses all", "another share"])
+def test_a_coordinator_that_is_started_again_knows_who_is_barred(lie, problem, tmp_path, monkeypatch):
+    """By what it has kept, which is checked: no attempt is lost to a liar of before, and nobody else is kept out."""
+
+    class Client(Liar):
+        def __init__(self, number, *arguments):
+            super().__init__(number, *arguments, lie=lie if number == 1 else "")
+
+    monkeypatch.setattr(secure, "SecureClient", Client)
+    run = Run(recipe("zo-fedsgd", evaluation={"every": 1}), problem)
+    with pytest.raises(KeyboardInterrupt):
+        run.coordinate(tmp_path / "run", Ends(2))
+    (path,) = (tmp_path / "run" / "proofs").iterdir()
+    (path.parent / "2.json").write_bytes(path.read_bytes())  # it shows nothing of another client
+    (path.parent / "3.json").write_text('{"terms": 1}')
+    told = Told()
+    result = run.coordinate(tmp_path / "run", told)
+    run.end()
+    assert path.name == "1.json" and result.summary["repeated_rounds"] == 0 and not result.summary["not_taken"]
+    assert {*result.metrics[3]["clients"]} == {*result.metrics[4]["clients"]} == {f"client-{n}" for n in (0, 2, 3, 4)}
+    assert list(result.summary["refusals"]) == ["client-1"]
+    assert sum("shows nothing, so nobody is barred by it" in text for text in told.texts) == 2
+
+
+@pytest.mark.parametrize(("bits", "times"), [(4, 1), (32, 0)])
+def test_values_of_few_steps_are_warned_of_once(bits, times, problem, tmp_path):
+    """In steps of a 16th a projection of 3 has 48, a hundredth and more of which is lost."""
+    told = Told()
+    checked = recipe("zo-fedsgd", rounds=2, secure_sums={"fraction_bits": bits})
+    federation = federation_of(problem, checked, progress=told)
+    federation.run()
+    texts = [text for text in told.texts if "raise secure_sums.fraction_bits" in text]
+    assert len(texts) == times
+    if times:
+        assert texts[0].startswith("round 1: values of at most ") and "are added up in steps of 6.2e-02" in texts[0]
+        lost = re.search(r"at most (\S+) are .* they lose (\d+)% and more", texts[0])
+        assert int(lost[2]) == pytest.approx(100 * 2**-5 / float(lost[1]), rel=0.06)
 
 
 def test_a_process_that_is_started_again_opens_no_round_twice(problem, tmp_path):
@@ -347,3 +395,43 @@ def test_one_of_five_lies(case, problem, network, shared_server):
 
     masking.update = sends
     assert coordinator.digest == alone.run().summary["weights_digest"]
+    # What time stands for: no attempt is begun again, and no deadline passes, but for what is said here; and whoever
+    # lets one pass is left out for as long at the least, each time for twice as long. So all waiting is less than the
+    # rest of the time, and one deadline.
+    why = r"client-(\d) (?:has not answered \w+ of secure sums within (\S+) s|says can't be taken)"
+    late = why + r": it is not asked for (\S+) s"
+    found = [(int(who), float(seconds or 2), float(out)) for who, seconds, out in re.findall(late, coordinator.said)]
+    assert all(who == 2 and out >= 0.99 * seconds for who, seconds, out in found)
+    assert all(later[2] >= 1.99 * before[2] for before, later in pairwise(found))
+    assert bool(found) == (lie in SILENT or lie == "nobody's signature")
+    assert net.summary()["repeated_rounds"] <= (len(found) or 1)
+
+
+@pytest.mark.parametrize("method", mark(METHODS, lambda name: name != "zo-fedsgd"))
+def test_processes_are_started_again_when_they_have_opened_a_round(
+    method, problem, network, shared_server, monkeypatch
+):
+    """All of them, with a coordinator that ends before it writes the step: they remember, and the step is empty."""
+    checked = recipe(method, 6)
+    net = network(shared_server, checked.model_dump(exclude_none=True))
+    opened = net.folder / "opened"
+    first = net.coordinator(ends_at=3)
+    hosts = [net.host(n, opened=str(opened)) for n in range(5)]
+    assert first.wait() == 9
+    for host in hosts:
+        host.kill()
+    assert [(opened / f"client-{n}").read_text() for n in range(5)] == ["3"] * 5
+    coordinator = net.coordinator()
+    hosts = [net.host(n, opened=str(opened)) for n in range(5)]
+    coordinator.wait()
+    opening = SecureCoordinator.opening
+
+    def lost(self):
+        if self._current().number == 3:
+            raise LostError("it was opened before")
+        return opening(self)
+
+    monkeypatch.setattr(SecureCoordinator, "opening", lost)
+    net.check(problem, coordinator, hosts, alone(checked, problem).summary)
+    assert net.summary()["not_taken"] == 1
+    assert [(net.folder / f"openings-{n}").read_text().split() for n in range(5)] == [list("123456")] * 5

@@ -28,6 +28,8 @@ from fedseed.federation.large import is_stored
 from fedseed.federation.messages import Message
 from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import Entry, read_step
+from fedseed.federation.secure import SecureCoordinator
+from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.messages import Phase
 from fedseed.reports.progress import Silent
 from fedseed.runs.joining import part_of
@@ -260,9 +262,17 @@ class Written(Silent):
 
 
 def coordinator(order, recipe, way, progress):
-    """Args: order: has `out`, and may have `fresh` and `pictures`."""
+    """Args: order: has `out`, and may have `fresh`, `pictures`, `ends_at`: the round whose step it does not write."""
     if not order.get("pictures"):
         fedseed.runs.network.draw_apart = lambda *_: None
+    close = SecureCoordinator.close
+
+    def ends(self):
+        if self._current().number == order.get("ends_at"):
+            os._exit(9)
+        return close(self)
+
+    SecureCoordinator.close = ends
     result = coordinate(recipe, order["run"], way, Path(order["out"]), order.get("fresh", False), progress)
     return result.summary["weights_digest"]
 
@@ -276,10 +286,21 @@ def host(order, recipe, way, progress):
     - `idle`: numbers of clients that have no examples;
     - `drift_at`: the round after which its weights are others;
     - `lie`: how it lies in secure sums (`support.secure.LIES`);
-    - `silent`: the phase of secure sums in which it says nothing.
+    - `silent`: the phase of secure sums in which it says nothing;
+    - `opened`: the folder for what it remembers of them; beside it `openings-NUMBER` has the rounds that it has opened.
     """
     if "lie" in order:
         fedseed.federation.secure.SecureClient = partial(Liar, lie=order["lie"])
+    if "opened" in order:
+        open_round = SecureClient._open
+
+        def opens(self, setup, body):
+            found = open_round(self, setup, body)
+            with open(Path(order["opened"]).with_name(f"openings-{self.number}"), "a") as file:
+                file.write(f"{self.opened} ")
+            return found
+
+        SecureClient._open = opens
     if "silent" in order:
         try_ask = fedseed.federation.answers.Answers.try_ask
 
@@ -299,7 +320,12 @@ def host(order, recipe, way, progress):
         other = problem.model()
         move(other.parameters())
         problem.model = lambda: other
-    load = lambda: part_of(federation_of(problem, recipe), order["clients"])  # noqa: E731
+
+    def load():
+        hosted = part_of(federation_of(problem, recipe), order["clients"])
+        hosted.opened = Path(order["opened"]) if "opened" in order else None
+        return hosted
+
     joined = NetworkClient(way, order["run"], load, recipe.rounds, progress)
     worker = joined.hosted.worker
     train_all, apply = worker.train_all, worker.apply

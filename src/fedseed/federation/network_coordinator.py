@@ -36,14 +36,22 @@ MOST_NAMED = 100  # clients in an answer about the status
 LOOK_SECONDS = 2.5  # between two checks that the log is there
 
 
-def summing(settings: SecureSums, names: Sequence[str], common: tuple[Any, ...]) -> Coordinator:
-    """Returns a coordinator that learns sums alone, and loads its libraries. Raises ValueError if that can't be."""
+def summing(session: Session, settings: SecureSums, names: Sequence[str], common: tuple[Any, ...]) -> Coordinator:
+    """Returns a coordinator that learns sums alone, and loads its libraries. Raises ValueError if that can't be.
+
+    Who was barred in an earlier coordinator's time is so from the beginning.
+    """
     from fedseed.federation.secure import SecureCoordinator
+    from fedseed.privacy.secure.proofs import kept
 
     if (problem := settings.unknown(names)) is not None:
         raise ValueError(problem)
     made = SecureCoordinator(settings, *common)
     made.summing.known = settings.known({name: number for number, name in enumerate(names)})
+    if session.settings.proofs is not None:
+        made.summing.barred, others = kept(session.settings.proofs, made.summing.known)
+        for path in others:
+            session.progress.warn(f"{path} shows nothing, so nobody is barred by it")
     return made
 
 
@@ -175,7 +183,7 @@ class NetworkCoordinator:
             layout = reception.header.layout
             common = reception.method, layout, reception.seed, examples, per_round, aggregation, bounds
             secure = self.session.settings.secure
-            made = Coordinator(*common) if secure is None else summing(secure, names, common)
+            made = Coordinator(*common) if secure is None else summing(self.session, secure, names, common)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         reception.coordinator = made

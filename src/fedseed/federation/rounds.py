@@ -422,12 +422,11 @@ class Rounds:
         settings = self.session.settings
         told = called = 0.0
         while True:
-            here = self.roster.present()
-            if self.secure is not None:
-                here = here.difference(self.secure.coordinator.summing.barred)
-            least = self._least
+            barred = frozenset() if self.secure is None else frozenset(self.secure.coordinator.summing.barred)
+            here, least = self.roster.present() - barred, self._least
             grace = self.grace - self.session.clock()
-            if len(here) >= (least if grace <= 0 else self.roster.wanted(settings.start_with)):
+            wanted = min(self.roster.wanted(settings.start_with), len(self.roster.names) - len(barred))
+            if len(here) >= (least if grace <= 0 else max(wanted, least)):
                 self.grace = 0.0
                 return here
             now = time.monotonic()

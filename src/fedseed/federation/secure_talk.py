@@ -16,6 +16,7 @@ from fedseed.federation.secure import Masking, SecureCoordinator
 from fedseed.federation.session import RESEND_SECONDS, Late, Session, Wait
 from fedseed.privacy.secure.errors import LostError, OpenedBeforeError, TooFewError
 from fedseed.privacy.secure.messages import Phase
+from fedseed.privacy.secure.proofs import keep
 from fedseed.privacy.secure.summing import Asking
 from fedseed.text import shown
 
@@ -158,6 +159,8 @@ class SecureTalk:
         for client in barred.keys() - self._named:
             self._named.add(client)
             self.session.rejected.add(self.roster.names[client], barred[client].reason)
+            if self.session.settings.proofs is not None:
+                keep(self.session.settings.proofs, client, barred[client])
         for client, why in doubted.items():
             self.session.rejected.add(self.roster.names[client], why)
             seconds = max(RESEND_SECONDS, self._waited)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import Generic, TypeVar
+from pathlib import Path
 
 from fedseed.federation.protocol import call_message
 from fedseed.privacy.secure.settings import SecureSums
@@ -113,6 +114,7 @@ class CoordinatorSettings:
         check: checks that the run is possible with so many clients; raises RecipeError if it is not.
         weights_digest: digest that the trained tensors must begin with; None: what most clients have.
         secure: how sums of answers are made in secret; None: every answer is read.
+        proofs: folder for why clients are barred from these; None: nothing is kept.
     """
 
     deadline: float = 600.0
@@ -130,6 +132,7 @@ class CoordinatorSettings:
     weights_digest: str | None = None
     secure: SecureSums | None = None
     patience: float = 30.0
+    proofs: Path | None = None
 
 
 @dataclass

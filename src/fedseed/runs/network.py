@@ -39,6 +39,7 @@ from fedseed.transport.base import Events, LogLostError, Transport
 T = TypeVar("T")
 MOST_TOLD = 50  # refusals by the server that are said
 LAST_LOOKS = 8  # into the server's log: as much of a flood of its lines as is counted at the end
+PROOFS = "proofs"  # folder in that of a run: why clients are barred from secure sums
 STATUS_SECONDS = 0.5  # that another thread waits for a coordinator that may be busy
 
 
@@ -118,6 +119,7 @@ class NetworkBackend(Backend):
             recipe.of_parties and not recipe.task.shares_evaluation,
             () if self.spec.patience is None else (stopping.VALIDATION_LOSS,), partial(check_counts, wanted),
             weights_digest=wanted.weights_digest, secure=recipe.secure_sums, patience=wanted.patience,
+            proofs=None if out is None else out / PROOFS,
         )  # fmt: skip
         end = await transport.coordinator(Events(refused=self._refused, failed=self._failed))
         if end.unproven is not None:
