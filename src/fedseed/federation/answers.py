@@ -96,19 +96,24 @@ class Answers:
         return self._masking
 
     async def try_ask(self) -> bool:
-        """Say what is asked for a secure sum; whether anything was asked."""
+        """Say what is asked for a secure sum; whether anything was asked that the steps before it have come for."""
         if not self._asks or not self._ready:
             self._asks.clear()  # it comes again
             return False
-        picked, ask = self._asks.popleft()
-        if (masking := self.masking) is None:
-            return True
-        from fedseed.federation.secure_talk import answered
+        picked, ask = self._asks[0]
+        if self.replica.hosted.secure is not None:
+            from fedseed.federation.secure_talk import answered, first_round
 
-        for name in self.replica.hosted.items:
-            number = self.replica.numbers[name]
-            if picked is None or number in picked:
-                await self.end.send(name, "update", answered(masking, number, ask))
+            if (first := first_round(ask)) is not None:
+                if first > self.replica.at + 1:
+                    return False
+                _ = self.masking  # nobody has keys before these are asked for, after the last step
+            for name in self.replica.hosted.items:
+                number = self.replica.numbers[name]
+                if picked is None or number in picked:
+                    await self.end.send(name, "update", answered(self._masking, number, ask))
+        if self._asks and self._asks[0] == (picked, ask):  # more may have come meanwhile
+            self._asks.popleft()
         return True
 
     # -- plans -----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ A kind is 1: the answer; 0: why there is none; 2: why, where the client has open
 """
 
 from collections.abc import Set
+from contextlib import suppress
 from typing import TypeVar
 
 from fedseed.errors import FedseedError, MessageError
@@ -15,7 +16,7 @@ from fedseed.federation.protocol import SAID, plan_message
 from fedseed.federation.secure import Masking, SecureCoordinator
 from fedseed.federation.session import RESEND_SECONDS, Late, Session, Wait
 from fedseed.privacy.secure.errors import LostError, OpenedBeforeError, TooFewError
-from fedseed.privacy.secure.messages import Phase
+from fedseed.privacy.secure.messages import Phase, Terms, unframed
 from fedseed.privacy.secure.proofs import keep
 from fedseed.privacy.secure.summing import Asking
 from fedseed.text import shown
@@ -25,15 +26,25 @@ ABOUT_BYTES = 15  # phase, setup, and where they matter round and attempt
 NOTHING, SOMETHING, OPENED = 0, 1, 2
 
 
-def answered(masking: Masking, client: int, ask: bytes) -> bytes:
+def first_round(ask: bytes) -> int | None:
+    """The round that new keys are asked for; None: something else is asked, or nothing that can be read."""
+    with suppress(MessageError):
+        phase, setup, body = unframed(ask)
+        return Terms.decode(setup, body).round if phase is Phase.KEYS else None
+    return None
+
+
+def answered(masking: Masking | None, client: int, ask: bytes) -> bytes:
     """A client's message that answers an ask.
 
     Args:
-        masking: its process' secrets.
+        masking: its process' secrets; None: it has none yet.
         client: its number.
         ask: the ask.
     """
     try:
+        if masking is None:
+            raise MessageError("this process has no keys yet")
         kind, data = SOMETHING, masking.answer(client, ask)
     except OpenedBeforeError as error:
         kind, data = OPENED, str(error).encode()

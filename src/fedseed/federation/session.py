@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Hashable, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from typing import Generic, TypeVar
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from fedseed.federation.protocol import call_message
 from fedseed.privacy.secure.settings import SecureSums
