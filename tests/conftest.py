@@ -38,8 +38,10 @@ def pytest_sessionstart(session):
 
 
 # No deadline: a busy machine is no bug. The same examples each time, so that it takes a change to make a test fail; the
-# slow tier looks at others. A failure prints what repeats it.
-settings.register_profile("fedseed", deadline=None, derandomize=not SLOW, print_blob=True)
+# slow tier looks at others, and at more. A failure prints what repeats it.
+settings.register_profile(
+    "fedseed", deadline=None, derandomize=not SLOW, print_blob=True, max_examples=100 if SLOW else 40
+)
 settings.load_profile("fedseed")
 
 

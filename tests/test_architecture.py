@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import grimp
@@ -81,14 +82,20 @@ def test_the_core_does_not_know_the_papers_package():
     assert circles({module: both.find_modules_directly_imported_by(module) & papers for module in papers}) == []
 
 
+@cache
+def nodes(path):
+    """All nodes of a file, its body's first one first."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def test_nobody_reaches_into_anothers_private_parts():
     """Not by an import, and not through an attribute that is another file's."""
     found = []
     for path in [*SOURCE.rglob("*.py"), *Path(fedseed_papers.__file__).parent.rglob("*.py")]:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        own = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
-        reached = []
-        for node in ast.walk(tree):
+        own, reached = set(), []
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef):
+                own.add(node.name)
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedseed"):
                 found += [f"{path.name}: {alias.name}" for alias in node.names if alias.name.startswith("_")]
             if isinstance(node, ast.Attribute) and re.fullmatch(r"_[a-z]\w*", node.attr):
@@ -201,10 +208,11 @@ def undocumented(nodes):
 
 
 def test_every_public_function_that_overrides_none_says_what_it_does():
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
-    classes = {n.name: n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
+    files = sorted(SOURCE.rglob("*.py"))
+    classes = {n.name: n for path in files for n in nodes(path) if isinstance(n, ast.ClassDef)}
     missing = []
-    for path, tree in trees.items():
+    for path in files:
+        tree = nodes(path)[0]
         missing += [f"{path}: {node.name}" for node in undocumented(tree.body)]
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

@@ -81,6 +81,18 @@ def test_a_failed_append_is_taken_back(tmp_path, monkeypatch, failing):
     assert file.path.read_bytes() == b"kept more"
 
 
+def test_a_cut_is_on_disk_and_never_makes_a_file_longer(tmp_path, calls):
+    file = Appender(tmp_path / "a")
+    file.append(b"0123456789")
+    calls.clear()
+    file.cut(11)
+    assert calls == [] and file.size == 10
+    file.cut(4)
+    assert [name for name, _ in calls] == ["ftruncate", "fsync"] and file.size == 4
+    file.append(b"x")
+    assert file.path.read_bytes() == b"0123x"
+
+
 def test_a_file_is_replaced_when_all_of_the_new_one_is_on_disk(tmp_path, calls):
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")

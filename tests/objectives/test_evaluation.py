@@ -184,6 +184,7 @@ def federation(tmp_path, folder, new=5, length=1024):
     return Federation.from_file(path)
 
 
+@pytest.mark.long
 def test_what_a_model_has_no_room_for_is_counted_and_left_out(natural_instructions, tmp_path):
     """The small base has 256 positions, the recipe allows 1,024 tokens."""
     rows = [(f"number {i}", ["yes"]) for i in range(20)]

@@ -82,7 +82,7 @@ JSON = st.recursive(
 @given(
     key=st.sampled_from([*sorted(TABLE), "adapter", "classes", "digest_kind"]), value=JSON, times=st.integers(1, 3000)
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_any_description_is_read_or_refused_in_bounded_memory(key, value, times):
     table = {**TABLE, key: [value] * times if times > 3 else value}
     data = sealed(json.dumps(table).encode())
@@ -94,6 +94,7 @@ def test_any_description_is_read_or_refused_in_bounded_memory(key, value, times)
             assert len(str(error)) < 2000
 
 
+@pytest.mark.long
 def test_a_bit_a_step_is_replayed_as_a_stream(tmp_path, monkeypatch):
     """2,048 steps in 256 bytes: neither they nor what becomes of them is in memory all at once."""
     net = fresh()

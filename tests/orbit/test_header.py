@@ -1,4 +1,4 @@
-"""A header's bounds to the last value, what is written down of it and what not, and how two of them are compared."""
+"""A header's bounds to the last value, and what is written down of it and what not."""
 
 import json
 import zlib

@@ -1,4 +1,4 @@
-"""Records one by one: their bytes, how many steps they may say they are, and which steps go into which record."""
+"""Records one by one: how many steps they may say they are, and which steps go into which record."""
 
 import pytest
 

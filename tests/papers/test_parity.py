@@ -41,6 +41,7 @@ SHORT = [("fedkseed", 1, 1), ("ferret", 1, 3)]
 WHOLE = [("fedkseed", 1, 6), ("fedkseed", 2, 6), ("ferret", 1, 5), ("ferret", 2, 5)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "seed", "rounds"), [*SHORT, *(pytest.param(*case, marks=pytest.mark.slow) for case in WHOLE)]
 )

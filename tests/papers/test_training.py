@@ -107,11 +107,12 @@ def test_rounds_to_converge_are_the_first_with_95_percent():
 
 
 TINY = ["rounds=2", "task.clients=2", "federation.per_round=2", "method.candidates=16", "method.basis_size=16",
-        "method.steps=4", "task.examples=10", "task.evaluation=1", "evaluation.every=1"]  # fmt: skip
+        "method.steps=4", "task.examples=10", "task.evaluation=1", "task.validation=1",
+        "evaluation.every=1", "evaluation.max_new_tokens=2"]  # fmt: skip
 
 
 @pytest.fixture
-def here(monkeypatch):
+def here(monkeypatch, quickly):
     """Sweeps' runs in this process: real ones, but for the processes."""
     jobs = []
 

@@ -1,17 +1,16 @@
 """Runs with `[privacy]`: what is told, what is counted, where the budget ends them."""
 
-import json
-
 import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 from fedseed import Federation, FedKSeed, FedMeZO, Ferret, MeZO, Orbit, ZOFedSGD
 from fedseed.errors import RecipeError
+from fedseed.methods.payload import About
 from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protected, scalars
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.recipe import Recipe, stored_recipe
-from support.told import CLIENTS, PAGE, data, fields, listed, still
+from support.told import CLIENTS, PAGE, data, in_files, listed, still
 from support.zeroth_order import OBJECTIVE, model
 
 ROUNDS = 4
@@ -60,21 +59,6 @@ def constant(monkeypatch):
 
 def also_told():
     return listed(PAGE.parent / "privacy.md")
-
-
-def in_files(folder):
-    """Fields by file; what messages and orbits hold are steps."""
-    found = {}
-    for file in sorted(folder.iterdir()):
-        text = file.read_text(encoding="utf-8") if file.suffix in (".jsonl", ".json", ".csv") else ""
-        found[file.name] = set()
-        if file.suffix == ".jsonl":
-            found[file.name] = {field for line in text.splitlines() for field in fields(json.loads(line))}
-        elif file.name == "summary.json":
-            found[file.name] = set(fields(json.loads(text)))
-        elif file.name == "metrics.csv":
-            found[file.name] = set(text.splitlines()[0].split(","))
-    return found
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -142,14 +126,8 @@ def test_a_client_moves_a_step_as_far_as_the_account_says(name, monkeypatch):
             message = one.worker.train(coordinator.plan(c), c, one.items[c]).message
             update = method.decode_update(coordinator.state, 1, message[28:])
             if c == clients[-1]:
-                if name == "ferret":
-                    update = type(update)(update.seed, tuple(last * g for g in update.gammas))
-                else:
-                    update = (
-                        type(update)(update.indices, scalars=last * update.scalars)
-                        if name != "zo-shared"
-                        else (type(update)(last * update.scalars))
-                    )
+                about = About(method, coordinator.state, "update", 1)
+                update = update.with_vector(last * update.vector(about), about)
             coordinator._current().updates[c] = update
             coordinator._current().sizes[c] = 1e9 if c == clients[-1] else 1.0  # no bound but the mechanism's
             coordinator._current().received[c] = coordinator.planned
@@ -165,6 +143,7 @@ def test_a_client_moves_a_step_as_far_as_the_account_says(name, monkeypatch):
         assert moved == pytest.approx(1.0 / CLIENTS / per, rel=1e-3)
 
 
+@pytest.mark.long
 def test_noise_is_not_the_recipes(tmp_path):
     """The same recipe, seed and data twice: other steps; and the public part is the same."""
     orbits = []
@@ -179,6 +158,7 @@ def test_noise_is_not_the_recipes(tmp_path):
 # -- the account -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_client_with_most_turns_is_what_counts(tmp_path):
     """Two of four a round, in an order that everybody knows: its own rounds, not all of them."""
     one = federation(per_round=2, rounds=9, out=tmp_path / "run")

@@ -30,7 +30,7 @@ from fedseed.tracking.csv import CSV
 from fedseed.transport.base import Transport
 from fedseed.transport.memory import Hub, MemoryClient
 from support.tiers import mark
-from support.told import CLIENTS, PAGE, contents, data, fields, listed, still
+from support.told import CLIENTS, PAGE, contents, data, fields, in_files, listed, still
 from support.zeroth_order import OBJECTIVE, model
 
 SETTINGS = {"name": "feedsign", "epsilon": 0.5, "votes_per_round": 3, "learning_rate": 0.02, "batch": 8}
@@ -218,25 +218,13 @@ def by_place(heard):
     return found
 
 
-def in_files(folder):
-    """Fields by file."""
-    found = defaultdict(set)
-    for file in sorted(folder.iterdir()):
-        if file.suffix == ".jsonl":
-            for line in file.read_text().splitlines():
-                found[file.name] |= set(fields(json.loads(line)))
-        elif file.name == "summary.json":
-            found[file.name] |= set(fields(json.loads(file.read_text())))
-        elif file.name == "metrics.csv":
-            found[file.name] |= set(file.read_text().splitlines()[0].split(","))
-        elif file.name == "log.txt":
-            found[file.name] |= {line.split()[1] for line in file.read_text().splitlines()}
-        elif file.suffix == ".orbit":
-            orbit = Orbit.open(file)
-            assert {len(record.payload) for record in orbit.records} == {1}
-            found[file.name] |= {*header_fields(file.read_bytes()), "round", "votes", "digest", "link"}
-        else:
-            found[file.name] |= set()
+def in_all_files(folder):
+    """Fields by file, also of the log and the orbit."""
+    found = in_files(folder)
+    found["log.txt"] = {line.split()[1] for line in (folder / "log.txt").read_text().splitlines()}
+    (path,) = folder.glob("*.orbit")
+    assert {len(record.payload) for record in Orbit.open(path).records} == {1}
+    found[path.name] = {*header_fields(path.read_bytes()), "round", "votes", "digest", "link"}
     return found
 
 
@@ -259,7 +247,7 @@ def test_a_simulation_writes_the_same_whatever_the_data(drawn, tmp_path):
         notes = [f"{sum(map(len, data(kind)))} examples"]
         federation(kind, out=folder, recipe_text="rounds = 4", trackers=[CSV()], notes=notes).run()
     assert contents(folders["plain"]) == contents(folders["odd"])
-    assert not unlisted(in_files(folders["odd"]))
+    assert not unlisted(in_all_files(folders["odd"]))
     lines = [json.loads(line) for line in (folders["odd"] / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["skipped"] == [] and lines[-1]["train_loss"] is None and lines[-1]["skipped_steps"] == 0
     assert "local" not in lines[-1]["seconds"]
@@ -340,7 +328,7 @@ def test_the_page_lists_all_that_is_carried_in_memory(carried):
     heard, _, out = carried["odd"]
     found = by_place(heard)
     assert {"hello", "attach", "beat", "report", "update", "status", "plan", "log, step"} <= found.keys()
-    assert not unlisted(found) and not unlisted(in_files(out))
+    assert not unlisted(found) and not unlisted(in_all_files(out))
 
 
 def test_the_page_lists_nothing_that_is_not_told(carried, tmp_path):
@@ -348,7 +336,7 @@ def test_the_page_lists_nothing_that_is_not_told(carried, tmp_path):
     federation("odd", out=tmp_path / "run", recipe_text="rounds = 4", trackers=[CSV()]).run()
     heard, _, out = carried["odd"]
     seen = defaultdict(set)
-    for found in (by_place(heard), in_files(out), in_files(tmp_path / "run")):
+    for found in (by_place(heard), in_all_files(out), in_all_files(tmp_path / "run")):
         for place, names in found.items():
             seen[place] |= names
     text = PAGE.read_text(encoding="utf-8").split("<!-- told: begin -->")[1].split("<!-- told: end -->")[0]

@@ -14,43 +14,26 @@ pytest.importorskip("triton.backends.nvidia")
 KERNELS = {"_add_up", "_add_all", "_lane_sums", "_span_sums", "_fold", "_add_rows", "_fill", "_sum", "_along", "_down"}
 
 
-def built(folder, target, few="all", fused=""):
+@pytest.mark.slow
+def test_every_launch_compiles_and_rounds_each_operation(tmp_path):
     environment = os.environ | {
-        "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache"), "TRITON_DUMP_PTXAS_LOG": "1",
+        "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache"), "TRITON_DUMP_PTXAS_LOG": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }  # fmt: skip
-    to = folder / "found.json"
-    code = "import sys; from support.gpu_builds import build; build(*sys.argv[1:])"
+    to = tmp_path / "found.json"
+    code = "import sys; from support.gpu_builds import build; build(sys.argv[1])"
     done = subprocess.run(
-        [sys.executable, "-c", code, to, target, few, fused],
+        [sys.executable, "-c", code, to],
         capture_output=True, text=True, check=False, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return json.loads(to.read_text())
-
-
-@pytest.mark.parametrize(
-    ("target", "few"),
-    [
-        pytest.param("cuda:80", "few", marks=pytest.mark.long),
-        pytest.param("cuda:90", "all", marks=pytest.mark.slow),
-        pytest.param("hip:gfx942", "few", marks=pytest.mark.slow),
-    ],
-)
-def test_every_launch_compiles_and_rounds_each_operation(tmp_path, target, few):
-    found = built(tmp_path, target, few)
+    found = json.loads(to.read_text())
     assert not found["failed"]
     assert {name for name, *_ in found["kernels"]} == KERNELS
     assert not [kernel for kernel in found["kernels"] if kernel[1]]
     assert "TRITON_INTERPRET" in found["refused"]  # tensors on a CPU
-    if target.startswith("cuda"):
-        assert any(root for name, _, root in found["kernels"] if name == "_add_up")
-        assert len(found["spills"]) >= len(found["kernels"])
-        # the products of a basis of signs keep 32 lanes and their words: one variant spills a little
-        assert sum(map(bool, found["spills"])) <= 1
-        assert max(found["spills"]) <= 512
-
-
-@pytest.mark.slow
-def test_fused_operations_are_found(tmp_path):
-    assert any("fma" in word for _, words, _ in built(tmp_path, "cuda:90", "few", "fused")["kernels"] for word in words)
+    assert any(root for name, _, root in found["kernels"] if name == "_add_up")
+    assert len(found["spills"]) >= len(found["kernels"])
+    # the products of a basis of signs keep 32 lanes and their words: one variant spills a little
+    assert sum(map(bool, found["spills"])) <= 1
+    assert max(found["spills"]) <= 512

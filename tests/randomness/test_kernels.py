@@ -154,6 +154,6 @@ def not_compiled():
     return [name for name, one in found.items() if one.targetoptions.get("parallel") and not one.signatures]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_make_compiles_every_kernel_beforehand():
     assert forked(not_compiled) == []

@@ -108,22 +108,6 @@ def test_moved_weights_have_the_references_bits(dtype, count, run):
         same_bits(a, b)
 
 
-def test_a_sum_with_other_bases_is_the_sum_of_the_sums():
-    rng = np.random.default_rng(5)
-    parts = [Part(spec(2), 0, coefficients(rng, 9)), Part(Basis("normal", 3).spec, 0, coefficients(rng, 4))]
-    parts.append(Part(spec(1), 2, coefficients(rng, 3)))
-    source = rng.normal(size=SIZE).astype(np.float32)
-    for kernels in (REFERENCE, CPU):
-        each = [kernels.combine(kernels.prepare([part], SIZE), 0, SIZE) for part in parts]
-        together = kernels.prepare(parts, SIZE)
-        same_bits(kernels.combine(together, 0, SIZE), (each[0] + each[1]) + each[2])
-        moved, row = np.empty_like(source), np.empty((1, 33), np.float32)
-        kernels.move(moved, source, "float32", together, 0.5, 0)
-        kernels.move_rows(row, source[: 70 * 33].reshape(70, 33), np.array([4]), "float32", together, 0.5, 0)
-        same_bits(row[0], moved[4 * 33 : 5 * 33])
-        same_bits(moved, source + (((each[0] + each[1]) + each[2]) * np.float32(0.5)))
-
-
 @pytest.mark.parametrize("shape", [(300, 100), (2100, 50), (40, 3000)])
 def test_large_matrices_by_tables_and_waves(shape, monkeypatch):
     """Above the sizes from which on tables and waves are used (and threads: `test_threads`)."""

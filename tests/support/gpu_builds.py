@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-WRONG = r"\S*\bfma\.\S*|\S*[.]approx\S*|(?<!sqrt[.]rn)[.]ftz|div[.]\S*f32|llvm[.]fma\S*|\bcontract\b|\bafn\b"
+WRONG = r"\S*\bfma\.\S*|\S*[.]approx\S*|(?<!sqrt[.]rn)[.]ftz|div[.]\S*f32"
 
 
 def wrong(text):
@@ -23,8 +23,8 @@ def wrong(text):
     return sorted(set(re.findall(WRONG, text)))
 
 
-def launchers(few):
-    """(what it is, the call) of every variant that the launchers have; `few` leaves out what differs in a type only."""
+def launchers():
+    """(what it is, the call) of every variant that the launchers have."""
     import numpy as np
     import torch
 
@@ -57,8 +57,6 @@ def launchers(few):
         yield name, "moved", lambda n=name, d=dtypes[i % 3]: moved([part(n)], d, 0, 4096, 5000)
         yield name, "one token", lambda n=name, d=dtypes[i % 3 - 2]: moved([part(n)], d, 16, 33, 5000, [2])
         yield name, "128 products", lambda n=name: projected(part(n).spec, 128, 5, 4099, 5000)
-        if few:
-            continue
         yield name, "one element", lambda n=name, d=dtypes[i % 3 - 1]: moved([part(n)], d, 3, 1, 5000)
         yield name, "one product", lambda n=name: projected(part(n).spec, 1, 2**33, 1, 5000)
         yield name, "direction", lambda n=name: kernels.direction(part(n).spec, 3, 1, 300, 5000)
@@ -82,8 +80,8 @@ def launchers(few):
     yield "lowrank", "far out", lambda: moved([part("lowrank", on=far)], "bfloat16", 2**31 + 16, 1920, far.size)
 
 
-def build(to, backend, few, fused):
-    """Builds all variants for a backend such as "cuda:90", and writes to a file what was found, as JSON."""
+def build(to):
+    """Builds all variants for compute capability 9.0, and writes to a file what was found, as JSON."""
     import torch
     import triton
     from triton.backends.compiler import GPUTarget
@@ -92,8 +90,7 @@ def build(to, backend, few, fused):
     from fedseed.randomness.kernels import lowrank_triton
     from fedseed.randomness.kernels import triton as flat
 
-    kind, arch = backend.split(":")
-    target = GPUTarget(kind, int(arch) if arch.isdigit() else arch, 64 if kind == "hip" else 32)
+    target = GPUTarget("cuda", 90, 32)
     triton.runtime.driver.set_active(
         SimpleNamespace(
             get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device: 0
@@ -102,8 +99,6 @@ def build(to, backend, few, fused):
     run, launch, built, reports = JITFunction.run, flat.launch, {}, io.StringIO()
 
     def compile_only(self, *args, grid, warmup, **options):
-        if fused:
-            options["enable_fp_fusion"] = True
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         built[kernel.hash] = self.__name__, kernel.asm
 
@@ -121,7 +116,7 @@ def build(to, backend, few, fused):
     flat.launch = lowrank_triton.launch = launch_elsewhere
     failed = {}
     with contextlib.redirect_stdout(reports):  # Triton prints what ptxas says
-        for name, what, call in launchers(few == "few"):
+        for name, what, call in launchers():
             try:
                 call()
             except Exception as error:  # a test shows it
@@ -129,8 +124,7 @@ def build(to, backend, few, fused):
     found = {
         "refused": refused,
         "failed": failed,
-        "kernels": [(name, wrong(asm.get("ptx") or asm["llir"]), "sqrt.rn" in str(asm.get("ptx")))
-                    for name, asm in built.values()],
+        "kernels": [(name, wrong(asm["ptx"]), "sqrt.rn" in asm["ptx"]) for name, asm in built.values()],
         "spills": [int(n) for n in re.findall(r"(\d+) bytes spill stores", reports.getvalue())],
         "seconds": time.process_time(),
     }  # fmt: skip

@@ -61,6 +61,21 @@ def listed(page=PAGE):
     return found
 
 
+def in_files(folder):
+    """Fields by file of a run's folder; none of what is no table of them."""
+    found = {}
+    for file in sorted(folder.iterdir()):
+        text = file.read_text(encoding="utf-8") if file.suffix in (".jsonl", ".json", ".csv") else ""
+        found[file.name] = set()
+        if file.suffix == ".jsonl":
+            found[file.name] = {field for line in text.splitlines() for field in fields(json.loads(line))}
+        elif file.name == "summary.json":
+            found[file.name] = set(fields(json.loads(text)))
+        elif file.name == "metrics.csv":
+            found[file.name] = set(text.splitlines()[0].split(","))
+    return found
+
+
 def contents(folder):
     """The files of a run, without what time and chance alone decide; report.html shows the others."""
     found = {}

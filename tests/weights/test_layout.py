@@ -1,11 +1,14 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedseed.weights.layout import Layout, TensorEntry, cut
+from fedseed.weights.vector import Vector
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any), st.integers(1, 30))
@@ -29,6 +32,18 @@ def test_packed_rule_gives_the_published_number_of_blocks():
     layer = [hidden * hidden] * 4 + [hidden * inner] * 3 + [hidden] * 2
     sizes = [vocabulary * hidden, *layer * 24, hidden, vocabulary * hidden]
     assert len(cut(sizes, "packed")) - 1 == 194
+
+
+@pytest.mark.parametrize(("bounds", "blocks"), [((0, 5, 9, 12), [0, None, 2]), ((0, 4, 11, 12), [0, 1, None])])
+def test_the_only_block_of_a_tensor(bounds, blocks):
+    """What reaches into a second block, with one element even, is of no single one."""
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (4, 6, 2)]
+    entries = tuple(TensorEntry(f"t{p.numel()}", (p.numel(),), "float32") for p in parameters)
+    vector = Vector(parameters, Layout(entries, bounds))
+    assert [vector.only_block(parameter) for parameter in parameters] == blocks
+    one, bad = np.ones(1, dtype=np.float32), np.float32([1, np.nan])
+    with pytest.raises(ValueError, match="NaN or infinite"):  # one of several is enough
+        vector.per_block([one, one, bad])
 
 
 @pytest.mark.parametrize("rule", [0, 11, "layers", True])

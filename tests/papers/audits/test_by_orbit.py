@@ -64,6 +64,7 @@ class TestScores:
         assert rank(scores, 11) == 1 and scores[11] == 0  # it explains every step; none of the others does
         assert known.worker.space.digest() == records[-1].digest  # the attack has followed the whole orbit
 
+    @pytest.mark.long
     def test_a_private_draws_odds_are_within_its_epsilon(self, tmp_path):
         """For every pair of candidates: what DP-FeedSign promises. And the odds are told, not made up."""
         method = FeedSign(**QUICK, epsilon=0.01)

@@ -78,11 +78,13 @@ def test_votes_give_the_gradients_direction(linear, recipe):
     assert cosines[0] < 0.6 and cosines[1] > 0.9
 
 
+@pytest.mark.long
 def test_a_batch_hides_its_pictures(attack, recipe):
     alone, several = (attempt(attack, recipe, "fedsgd", 0, batch) for batch in (1, 8))
     assert alone.identified == 1 and several.error > 5 * alone.error and several.label_right is None
 
 
+@pytest.mark.long
 def test_with_other_directions_nothing_is_found(attack, recipe, monkeypatch):
     """The control: as many numbers as above, read along directions that are not the message's."""
 
