@@ -39,6 +39,24 @@ def test_the_result_is_that_of_one_process(method, processes, problem, tmp_path,
         assert orbit.complete and orbit.replay(problem.model()) == summary["weights_digest"]
 
 
+def test_a_process_for_many_nodes_tells_each_nodes_figures_and_measures_them_once(problem, tmp_path):
+    names, measured = [f"client-{number}" for number in range(5)], []
+    path, recipe = written(
+        tmp_path, "feedsign", rounds=2, task={"name": "files"}, federation={"clients": names, "per_round": 5}
+    )
+
+    def figures(name):
+        measured.append(name)
+        return {"held_out": 4, "loss": float(name[-1])}
+
+    result, _ = run(grid(path, problem, recipe, tmp_path / "run", VIRTUAL, figures, processes=False), path)
+    for line in (result.metrics[0], result.metrics[-1]):
+        assert line["by_client"] == {name: {"held_out": 4, "loss": float(name[-1])} for name in names}
+        assert line["loss"] == 2.0
+    assert sorted(measured) == sorted(2 * names)
+    assert not any("evaluates for" in str(reasons) for reasons in result.summary["refusals"].values())
+
+
 def test_a_node_that_has_lost_its_state_is_sent_all_steps(problem, tmp_path, in_process):
     path, recipe = written(tmp_path, "ferret")
     expected = in_process(problem, recipe)

@@ -122,8 +122,8 @@ def written(folder, method, **more):
     return path, recipe
 
 
-def grid(path, problem, recipe, out, configs=PAIR, **more):
-    """Nodes of a recipe of the small problem."""
+def grid(path, problem, recipe, out, configs=PAIR, figures=None, **more):
+    """Nodes of a recipe of the small problem; `figures`: what of the clients in a process is measured, by name."""
     checked = Recipe.model_validate(recipe)
 
     def load(names):
@@ -131,7 +131,10 @@ def grid(path, problem, recipe, out, configs=PAIR, **more):
             checked.method, rounds=checked.rounds, seed=checked.seed, joint=False,
             per_round=checked.federation.count(5), digest=checked.model.digest,
         )  # fmt: skip
-        return part_of(federation, names or ["*"])
+        hosted = part_of(federation, names or ["*"])
+        if figures is not None:
+            hosted.evaluate = lambda model: {"by_client": {name: figures(name) for name in hosted.items}}
+        return hosted
 
     return Grid(configs, path, load, run_config={"out": str(out)}, **more)
 

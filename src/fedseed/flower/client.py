@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.answers import Answers
 from fedseed.federation.cost import Cost
@@ -46,6 +48,10 @@ class Site:
         self._end = NodeEnd()
         self._parts: dict[str, tuple[Introduction, Answers]] = {}  # by the first of a node's clients
         self._loop = asyncio.new_event_loop()
+        self._measured: tuple[int, dict[str, Any]] = (
+            -1,
+            {},
+        )  # of which version of the weights, and what
         self.whole = load()
         self.replica = Replica(self._end, RUN, self._loaded, self.whole, WorkThread(), Silent(), lambda: None)
 
@@ -60,7 +66,17 @@ class Site:
 
     def _view(self) -> Hosted:
         """Returns the model, with the examples of the node's clients alone."""
-        return replace(self.whole, items={name: self.whole.items[name] for name in self._mine})
+        items = {name: self.whole.items[name] for name in self._mine}
+        return replace(self.whole, items=items, evaluate=partial(self._evaluate, list(items)))
+
+    def _evaluate(self, mine: Sequence[str], model: torch.nn.Module) -> dict[str, Any]:
+        """Measures the model once for all nodes that it stands for; tells of one node's clients alone."""
+        if self._measured[0] != self.replica.version:
+            self._measured = self.replica.version, self.whole.evaluate(model)
+        found = dict(self._measured[1])
+        if (each := found.get("by_client")) is not None:
+            found["by_client"] = {name: each[name] for name in mine if name in each}
+        return found
 
     def exchange(self, mine: Sequence[str], state: wire.Table, body: wire.Table) -> tuple[wire.Table, wire.Table]:
         """Takes what came for a node, and does what there is to do.
