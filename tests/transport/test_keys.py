@@ -72,6 +72,11 @@ def test_runs_hosts_ports_and_folders_stay_out_of_the_configuration(tmp_path):
         make("run", tmp_path / "keys", ["a"], ["h"], 0)
     with pytest.raises(RecipeError, match="without quotes"):
         make("run", tmp_path / 'k"\n}' / "keys", ["a"], ["h"], 4222)
+    make("run", tmp_path / "local", ["a"], ["127.0.0.1", "localhost"], 4222)  # which nobody elsewhere is to reach
+    listens = [
+        (tmp_path / made / "nats-server.conf").read_text().startswith('host: "127') for made in ("local", "long")
+    ]
+    assert listens == [True, False]
     with pytest.raises(RecipeError, match=r"c has the key x\.nk already"):
         make("run", tmp_path / "keys", ["x=c", "y=c"], ["h"], 4222)
     said = fedseed("keys", "run", "--out", tmp_path / "keys", "--client", "a\nb")

@@ -24,6 +24,7 @@ from fedseed.transport.base import check_run
 from fedseed.transport.signatures import key_file
 from fedseed.transport.subjects import Subjects, name_problem
 
+LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})  # nobody elsewhere is to reach the server
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
@@ -87,6 +88,8 @@ def make(
         _write_secret(out / f"{name}.nk", content.encode())
     _certificates(out, hosts, valid)
     text = configuration(Subjects(run), public, hosted, port, out.resolve())
+    if set(hosts) <= LOCAL:  # by default it listens on all of the machine's addresses
+        text = f'host: "{hosts[0]}"\n{text}'
     _write_secret(out / "nats-server.conf", text.encode())
     names = json.dumps({key: name for name, key in public.items()}, indent=1) + "\n"
     (out / "keys.json").write_text(names, encoding="utf-8")  # so that `serve --server-log` knows who is who
@@ -110,7 +113,9 @@ def make(
     lines.append("# anybody who has watcher.nk and ca.pem")
     watcher = ("--key", out / "watcher.nk", "--ca", out / "ca.pem", "--watch")
     lines.append(_command("fedseed", "status", run, *reach[2:], *watcher))
-    lines.append("# Give each client its .nk file and ca.pem, over a safe way, and nothing else.")
+    lines.append(
+        f"# Give each client {Path(recipe).name}, its .nk file and ca.pem, over a safe way; the other files stay here."
+    )
     return lines
 
 
