@@ -31,6 +31,7 @@ from fedseed.cli.common import (
 )
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.cli.status import by_client
+from fedseed.cli.verify import verify
 from fedseed.errors import PAPERS, FedseedError, RecipeError, plural, to_install
 from fedseed.registry import COMMANDS
 from fedseed.text import clean
@@ -258,7 +259,7 @@ def _check_no_sweep(recipe: str) -> None:
 
 GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin": (starting.new, run, results.evaluate, results.generate, results.export),
-    "Federate": (network.keys, network.serve, network.join, network.status, pages.watch),
+    "Federate": (network.keys, network.serve, network.join, network.status, pages.watch, verify),
     "Look": (pages.report, compare, looking.list_, starting.explain, preview.preview, looking.partition, looking.bench),
 }
 for group, commands in GROUPS.items():

@@ -183,9 +183,9 @@ class Coordinator:
         return self._current().clients
 
     @property
-    def answered(self) -> Collection[int]:
-        """The clients whose updates count so far in the open round."""
-        return self._current().updates.keys()
+    def answered(self) -> Mapping[int, Any]:
+        """The updates that count so far in the open round, by client."""
+        return self._current().updates
 
     def plan(self, client: int = EVERYBODY) -> bytes:
         """The message that asks a client (or all that are picked) to take part in the open round."""

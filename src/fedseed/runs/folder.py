@@ -6,8 +6,8 @@ A round's files are written in an order that lets a run stop at any moment:
     2. model.orbit      the step (a dense method: model.safetensors): from here on the round counts
     3. metrics.jsonl    the line, with an evaluation if one is due; evaluating again gives the same
 
-A line of progress beyond the orbit is dropped, a line of metrics that is missing is made up. summary.json comes last:
-a folder that has it is finished.
+A line of progress (or of answers.jsonl, where that is kept) beyond the orbit is dropped, a line of metrics that is
+missing is made up. summary.json comes last: a folder that has it is finished.
 """
 
 import fcntl
@@ -38,6 +38,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 FILES = (
     "recipe.toml",
     CHAT_TEMPLATE,
+    "answers.jsonl",
     "progress.jsonl",
     "metrics.jsonl",
     "model.orbit",
@@ -50,7 +51,7 @@ FILES = (
     "tracking.json",
     MEMORY,
 )
-KEPT_INSIDE = ("progress.jsonl", "tracking.json", MEMORY)  # of use to this run only
+KEPT_INSIDE = ("answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)  # of use to this run only
 
 
 def discard(path: Path) -> None:
@@ -133,6 +134,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{path}: can't be written: {error.strerror}") from error
+        self._answers: Appender | None = None
         self._progress = Appender(path / "progress.jsonl")
         try:
             fcntl.flock(self._progress.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone when the process is
@@ -166,6 +168,9 @@ class RunFolder:
         Raises:
             FedseedError: the files do not fit the orbit.
         """
+        if (self.path / "answers.jsonl").exists():
+            self._answers = Appender(self.path / "answers.jsonl")
+            self._cut(self._answers, done)
         metrics = self._cut(self._metrics, done)
         if not metrics and done:
             raise FedseedError(f"{self.path}: model.orbit is at round {done}, but metrics.jsonl has no round 0")
@@ -200,6 +205,12 @@ class RunFolder:
             position += len(text) + 1
         file.cut(position)
         return lines
+
+    def add_answers(self, line: bytes, first: bytes) -> None:
+        """Note what a round's clients have answered, before its step counts; `first`: the line before all others."""
+        if self._answers is None:
+            self._answers = Appender(self.path / "answers.jsonl")
+        self._answers.append(line if self._answers.size else first + line, sync=False)
 
     def add_progress(self, line: RoundLine) -> None:
         """Note what a round has cost, on disk before this returns; its step comes next."""
@@ -245,6 +256,8 @@ class RunFolder:
         """Close the files as they are."""
         self._progress.close()
         self._metrics.close()
+        if self._answers is not None:
+            self._answers.close()
 
 
 def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> None:

@@ -247,6 +247,8 @@ class FederationSettings(Table):
         joint: clients that look along common directions (FeedSign) share forward passes where one process has them
             all. False: each client's losses are computed alone, so that the result does not depend (by the float noise
             of another batch size) on how clients are spread over processes.
+        answers: keep what each client has answered in the run's folder, so that a party can `fedseed verify` its own;
+            whoever gets the folder sees each client's scalars then.
         nats: the server's address, such as "tls://host:4222".
         key: file with the NKEY seed; "{name}" stands for who uses it (the client, or "coordinator").
         ca: file with the certificates to trust; encryption is compulsory then.
@@ -269,6 +271,7 @@ class FederationSettings(Table):
     clients: list[str] | None = None
     enrolment: Literal["closed", "open"] = "closed"
     joint: bool = True
+    answers: Annotated[bool, INCIDENTAL] = False
     nats: Annotated[str | None, INCIDENTAL] = None
     key: Annotated[str | None, INCIDENTAL] = None
     ca: Annotated[str | None, INCIDENTAL] = None

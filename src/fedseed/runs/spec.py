@@ -15,6 +15,7 @@ from fedseed.optimizers.schedule import lasting
 from fedseed.privacy import PrivacySettings, mechanism_of, protected
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.seed import check_seed
+from fedseed.runs.answers import unverifiable
 from fedseed.runs.recipe import Recipe
 from fedseed.tracking import Tracker
 from fedseed.weights.layout import DigestKind
@@ -59,6 +60,7 @@ class RunSpec:
         limit: what makes an example too long, to be said of those that are left out or cut.
         trackers: where else the metrics go.
         threads: that a process computes with while the run goes on; None: torch's own choice, shared out among workers.
+        answers: what each client has answered is kept in the folder (`fedseed.runs.answers`).
     """
 
     method: Method
@@ -92,6 +94,7 @@ class RunSpec:
     limit: str = ""
     trackers: Sequence[Tracker] = ()
     threads: int | None = None
+    answers: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", check_seed(self.seed))
@@ -102,6 +105,8 @@ class RunSpec:
             raise RecipeError(str(error)) from error
         if self.threads is not None and self.threads < 1:
             raise RecipeError(f"threads = {self.threads}: at least 1")
+        if self.answers and (problem := unverifiable(self.method, self.secure_sums is not None)):
+            raise RecipeError(f"federation.answers = true: {problem}")
 
     @classmethod
     def of(cls, recipe: Recipe, out: Path | str | None = None, **more: Any) -> "RunSpec":
@@ -134,6 +139,7 @@ class RunSpec:
             out=out,
             recipe_text=recipe.to_toml(),
             trackers=recipe.tracking,
+            answers=recipe.federation.answers,
         )
         return replace(spec, **more)
 

@@ -1,0 +1,103 @@
+"""What each client has answered, kept in a run's folder so that parties can verify it (`verification`). Free of torch.
+
+A run's log has its steps, and a step is mostly a sum over clients: nobody can tell from it what one of them has sent.
+With `federation.answers` the folder has answers.jsonl besides: the clients' names in the order of their numbers, then a
+line a round with who was asked and the payload of each answer that counted.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
+from fedseed.errors import FedseedError
+from fedseed.federation.coordinator import Coordinator
+from fedseed.methods import Method
+from fedseed.methods.blockwise import Coefficients
+from fedseed.methods.fedkseed import Pairs
+from fedseed.methods.feedsign import Votes
+from fedseed.methods.zofedsgd import Projections
+from fedseed.privacy import mechanism_of
+
+FILE = "answers.jsonl"
+
+
+class Kept(BaseModel):
+    """An answer: the update's payload, and how many examples the client said that it has."""
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    examples: NonNegativeInt
+    update: bytes
+
+
+class Line(BaseModel):
+    """A line of the file. Round 0 has the clients' names; the others who was asked, and answers by client."""
+
+    round: NonNegativeInt
+    clients: list[str] = []
+    asked: list[NonNegativeInt] = []
+    answers: dict[NonNegativeInt, Kept] = {}
+
+    def encode(self) -> bytes:
+        """The line's bytes."""
+        return self.model_dump_json(exclude_defaults=True).encode() + b"\n"
+
+
+def beginning(names: Sequence[str]) -> bytes:
+    """The first line."""
+    return Line(round=0, clients=list(names)).encode()
+
+
+def written(number: int, coordinator: Coordinator) -> bytes:
+    """The line of the round that a coordinator is about to close."""
+    kept = {
+        client: Kept(examples=coordinator.examples[client], update=update.encode())
+        for client, update in coordinator.answered.items()
+    }
+    return Line(round=number, asked=list(coordinator.taking_part), answers=kept).encode()
+
+
+class Answers(NamedTuple):
+    """What the file holds: the clients' names, a line by round, and a hash of all its bytes."""
+
+    names: list[str]
+    lines: dict[int, Line]
+    digest: bytes
+
+
+def read_answers(path: Path) -> Answers:
+    """A run's answers. Raises FedseedError: there are none, or it is no such file."""
+    try:
+        data = path.read_bytes()
+        first, *rest = (Line.model_validate_json(text) for text in data.splitlines())
+    except FileNotFoundError as error:
+        raise FedseedError(
+            f"{path}: not there, and steps do not say what a single client has sent: run with federation.answers = true"
+        ) from error
+    except (OSError, ValidationError, ValueError) as error:
+        raise FedseedError(f"{path}: not a run's answers, or damaged: {error}") from error
+    rounds, count = [line.round for line in rest], len(first.clients)
+    numbers = {client for line in rest for client in (*line.asked, *line.answers)}
+    if first.round or len(set(first.clients)) < count or rounds != sorted({*rounds, *rounds} - {0}):
+        raise FedseedError(f"{path}: not a run's answers: its clients' names or its rounds are out of order")
+    if max(numbers, default=-1) >= count:
+        raise FedseedError(f"{path}: client {max(numbers)} has answered, and there are {count}")
+    return Answers(first.clients, dict(zip(rounds, rest, strict=True)), blake2b(data, digest_size=16).digest())
+
+
+def unverifiable(method: Method, secure_sums: bool) -> str | None:
+    """Why a party can't verify what it has sent; None: it can."""
+    if secure_sums:
+        return "secure_sums: the coordinator never has a single client's answer, so there is none to keep"
+    if mechanism_of(method) is not None:
+        return f"{method.name} is private here: its noise is secret, so that nobody can compute an answer again"
+    if not issubclass(method.update_type, Votes | Projections | Pairs | Coefficients):
+        return f"what {method.name} sends can't be verified; FeedSign's, ZO-FedSGD's, FedKSeed's and Ferret's can"
+    if getattr(method, "normalize", "none") != "none":
+        return "method.normalize: what divides the losses' difference can be as small as float noise"
+    if getattr(method, "scalars", "") == "bit":
+        return 'method.scalars = "bit": a sign says nothing of how near to zero a coefficient is'
+    return None
