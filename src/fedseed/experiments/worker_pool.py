@@ -139,9 +139,11 @@ def _run(connection: Connection, job: Job) -> None:
     threading.Thread(target=watch, daemon=True).start()
     code = 1
     try:
+        from fedseed.models.loading import quiet
         from fedseed.reports.progress import Screen, Shown
         from fedseed.runs.assembly import build
 
+        quiet()
         checked = job.read()  # plug-ins are loaded here, in the process that runs them
         shown = Shown(Screen(width=120, force_terminal=False))
         build(checked, job.folder, shown, job.how.workers, job.how.threads).run(resume=True)

@@ -98,16 +98,19 @@ class Scoring(ABC):
         return self.losses_of(self.scores(model, items), items)
 
 
-def sums_of_rows(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Returns the sum of each row's values, added in their order: the same bits each time, on a GPU too.
+def losses_of_rows(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of -log p over each row's labels, added in their order: the same bits each time, on a GPU too.
 
     (`index_add` adds there by atomic operations, in an order that differs from run to run.)
 
     Args:
-        values: one number for each True of `kept`, row by row; float32.
-        kept: (rows, columns), which entries have a value.
+        logits: shape (rows, columns, vocabulary).
+        labels: shape (rows, columns); where it is IGNORE there is no loss, and no softmax.
     """
-    return torch.segment_reduce(values, "sum", lengths=kept.sum(1), unsafe=True)
+    kept = labels != IGNORE
+    predicted = logits.reshape(-1, logits.shape[-1])[kept.reshape(-1)]
+    each = cross_entropy(predicted.float(), labels[kept], reduction="none")
+    return torch.segment_reduce(each, "sum", lengths=kept.sum(1), unsafe=True)
 
 
 class CausalLM:
@@ -236,11 +239,7 @@ class CausalLM:
         with adapters.at_home(model, device):
             logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         logits = logits[:, -ids.shape[1] :]  # an adapter's virtual tokens stand before the prompt
-        targets = labels[:, 1:].reshape(-1)
-        kept = targets != IGNORE  # only positions that carry loss go through the softmax
-        predicted = logits[:, :-1].reshape(-1, logits.shape[-1])[kept]
-        each = cross_entropy(predicted.float(), targets[kept], reduction="none")
-        return sums_of_rows(each, kept.reshape(len(items), -1))
+        return losses_of_rows(logits[:, :-1], labels[:, 1:])
 
 
 @dataclass(frozen=True)

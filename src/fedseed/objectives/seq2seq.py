@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
-from fedseed.objectives.losses import IGNORE, Choices, Options, sums_of_rows
+from fedseed.objectives.losses import IGNORE, Choices, Options, losses_of_rows
 from fedseed.objectives.tokens import longest_input, padded
 from fedseed.tasks.data import Choice, Example
 
@@ -79,10 +78,7 @@ class Seq2SeqLM:
         logits = model(
             input_ids=ids.to(device), attention_mask=mask.to(device), decoder_input_ids=shifted, use_cache=False
         ).logits
-        targets = labels.reshape(-1)
-        kept = targets != IGNORE  # only positions that carry loss go through the softmax
-        each = cross_entropy(logits.reshape(-1, logits.shape[-1])[kept].float(), targets[kept], reduction="none")
-        return sums_of_rows(each, kept.reshape(len(items), -1))
+        return losses_of_rows(logits, labels)
 
 
 class Seq2SeqChoices(Choices):
