@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from fedseed.cli.common import Reading, RecipeArgument, console, grouped
+from fedseed.reports.tables import plain_table
 
 SHOWN_CLIENTS = 24
 NEWLINE = "⏎"
@@ -80,13 +80,11 @@ def tokens_text(pieces: Sequence[Any], coloured: bool) -> Text:
 
 def clients_table(clients: Sequence[Any]) -> Table:
     """Returns what each client has: examples, tokens, and how many of these count."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name in ("client", "examples", "left out", "parts", "cut", "median", "longest", "count"):
-        table.add_column(name, justify="left" if name == "client" else "right", no_wrap=True)
+    rows = []
     for one in clients[:SHOWN_CLIENTS]:
         values = (one.examples, one.dropped, one.items, one.cut, one.median, one.longest)
         share = f"{one.learnt / one.tokens:.0%}" if one.tokens else "-"
-        table.add_row(one.name, *(f"{value:,}" for value in values), share)
+        rows.append([one.name, *(f"{value:,}" for value in values), share])
     if len(clients) > SHOWN_CLIENTS:
-        table.add_row(f"{len(clients) - SHOWN_CLIENTS:,} more", *[""] * 7)
-    return table
+        rows.append([f"{len(clients) - SHOWN_CLIENTS:,} more", *[""] * 7])
+    return plain_table(("client", "examples", "left out", "parts", "cut", "median", "longest", "count"), rows)

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from rich import box
 from rich.table import Table
 
 from fedseed.errors import RecipeError, plural
@@ -23,7 +22,7 @@ from fedseed.models.heads import Head, head_parameters
 from fedseed.models.loading import base_config, choose_trainable, outline
 from fedseed.objectives.tokens import longest_input
 from fedseed.reports.machine import available_memory
-from fedseed.reports.tables import human_bytes, human_seconds
+from fedseed.reports.tables import human_bytes, human_seconds, plain_table
 from fedseed.runs.assembly import build
 from fedseed.runs.equipment import kind_for
 from fedseed.runs.learner import peak_memory
@@ -274,7 +273,7 @@ def memory_table(found: Reckoned) -> Shown:
     """Returns a title and a table of a recipe's memory, part by part."""
     some = "" if found.trained == found.parameters else f", {found.trained:,} of them trained"
     title = f"memory by the base's shapes: {found.parameters:,} parameters in {found.dtype}{some}"
-    return [title, _table([(name, human_bytes(size)) for name, size in found.parts])]
+    return [title, plain_table(("", ""), [(name, human_bytes(size)) for name, size in found.parts])]
 
 
 def cost_table(cost: Measured) -> Shown:
@@ -286,17 +285,8 @@ def cost_table(cost: Measured) -> Shown:
     rows = [(phase, f"{human_seconds(s)}  {s / per_round:5.1%}") for phase, s in cost.round.items()]
     return [
         title,
-        _table([*rows, ("together", f"{human_seconds(per_round)} 100.0%")]),
+        plain_table(("", ""), [*rows, ("together", f"{human_seconds(per_round)} 100.0%")]),
         f"{cost.rounds:,} rounds and {cost.evaluations:,} evaluations of {human_seconds(cost.evaluation)}: about "
         f"{human_seconds(cost.total)}. A client sends {human_bytes(cost.bytes_up)} a round and receives "
         f"{human_bytes(cost.bytes_down)}. Peak memory: {human_bytes(cost.peak_memory)}.",
     ]
-
-
-def _table(rows: Sequence[tuple[str, str]]) -> Table:
-    made = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    made.add_column(no_wrap=True)
-    made.add_column(justify="right", no_wrap=True)
-    for row in rows:
-        made.add_row(*row)
-    return made

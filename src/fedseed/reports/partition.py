@@ -8,18 +8,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.table import Table
 
 from fedseed.errors import plural
+from fedseed.reports.tables import plain_table
 from fedseed.tasks.data import Choice, ClientData, Cloze, Picture, TaskData
 from fedseed.text import natural
 
 SHOWN_CLIENTS = 24  # more are summed up
 SHOWN_LABELS = 16  # more are summed up
-# told apart by colour-blind readers as far as so many can be
-LABEL_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#882255", "#332288",
-                 "#44AA99", "#999933", "#661100")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,37 +82,28 @@ def partition_table(held: PartitionStatistics) -> list[Table | str]:
     about = f" of {plural(len(held.labels), 'label')}" if labelled else ""
     parts: list[Table | str] = [f"{plural(len(held.clients), 'client')}, {plural(int(sizes.sum()), 'example')}{about}"]
     if len(held.clients) <= SHOWN_CLIENTS:
-        table = _table("client", "examples")
-        if labelled:
-            table.add_column("labels", no_wrap=True)
         room = 80 - min(32, max(map(len, held.clients))) - 14  # the labels give way, the other columns don't
+        rows = []
         for name, size, row in zip(held.clients, sizes, held.counts, strict=True):
             most = sorted((-count, label) for count, label in zip(row, held.labels, strict=True) if count)
             listed = _short(", ".join(f"{label}: {-count:,}" for count, label in most), room)
-            table.add_row(name, f"{size:,}", *([listed] if labelled else []))
+            rows.append((name, f"{size:,}", listed)[: 2 + labelled])
+        table = plain_table(("client", "examples", "labels")[: 2 + labelled], rows)
+        if labelled:
+            table.columns[2].justify = "left"
         parts.append(table)
     elif labelled:
-        table = _table("label", "examples", "clients", "most with one")
         totals, holders, largest = held.counts.sum(axis=0), (held.counts > 0).sum(axis=0), held.counts.max(axis=0)
         order = sorted(range(len(held.labels)), key=lambda i: -totals[i])
-        for i in order[:SHOWN_LABELS]:
-            table.add_row(held.labels[i], f"{totals[i]:,}", f"{holders[i]:,}", f"{largest[i]:,}")
+        rows = [(held.labels[i], f"{totals[i]:,}", f"{holders[i]:,}", f"{largest[i]:,}") for i in order[:SHOWN_LABELS]]
         if len(order) > SHOWN_LABELS:
             rest = sum(totals[i] for i in order[SHOWN_LABELS:])
-            table.add_row(f"{len(order) - SHOWN_LABELS:,} more", f"{rest:,}", "", "")
-        parts.append(table)
+            rows.append((f"{len(order) - SHOWN_LABELS:,} more", f"{rest:,}", "", ""))
+        parts.append(plain_table(("label", "examples", "clients", "most with one"), rows))
     line = f"A client holds {_span(sizes, 'example')}"
     if labelled:
         line += f" of {_span(kinds, 'label')}; its mixture is {held.skew:.2f} from the whole's (0: equal, 1: disjoint)"
     return [*parts, f"{line}."]
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column(first, no_wrap=True, overflow="ellipsis", max_width=32)
-    for heading in others:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
 
 
 def _span(values: NDArray[np.int64], one: str) -> str:
@@ -137,7 +125,7 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    from fedseed.reports.plots import save  # takes a second to import
+    from fedseed.reports.plots import COLOURS, save  # takes a second to import
 
     many = len(held.clients) > SHOWN_CLIENTS
     shares = held.counts / np.maximum(held.sizes, 1)[:, None]
@@ -146,8 +134,8 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
     labelled = held.labels != ("",)
     figure = Figure(figsize=(8.5, 5.4 if labelled else 3))
     axes = figure.subplots(2 if labelled else 1, 1, squeeze=False, sharex=True)
-    few = len(held.labels) <= len(LABEL_COLOURS)
-    colours = LABEL_COLOURS if few else colormaps["turbo"](np.linspace(0.02, 0.98, len(held.labels)))
+    few = len(held.labels) <= len(COLOURS)
+    colours = COLOURS if few else colormaps["turbo"](np.linspace(0.02, 0.98, len(held.labels)))
     x = np.arange(len(held.clients))
     for row, (values, heading) in enumerate(((held.counts, "examples"), (100 * shares, "share, %"))[: len(axes)]):
         bottom = np.zeros(len(x))
@@ -169,11 +157,11 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
         last.set_xticks(x, [_short(name) for name in held.clients], rotation=90 if crowded else 0, fontsize=8)
     if len(axes) > 1:
         axes[1][0].set_ylim(0, 100)
-    axes[0][0].set_title(f"{title} (mixtures {held.skew:.2f} apart)" if labelled else title, fontsize=10, loc="left")
+    axes[0][0].set_title(f"{title} (mixtures {held.skew:.2f} apart)" if labelled else title, loc="left")
     if labelled and few:
         handles, names = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles[::-1], [_short(name) for name in names[::-1]], frameon=False, loc="center left",
-                      bbox_to_anchor=(1.0, 0.5), fontsize=8)  # fmt: skip
+        shown = [_short(name) for name in names[::-1]]
+        figure.legend(handles[::-1], shown, loc="center left", bbox_to_anchor=(1.0, 0.5))
     elif labelled:
         figure.text(1.0, 0.5, f"{len(held.labels):,} labels,\na colour each", fontsize=8, va="center")
     save(figure, path)

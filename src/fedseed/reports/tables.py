@@ -19,6 +19,21 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Returns a table for a console, the first column on the left and the others on the right.
+
+    Args:
+        head: the columns' names; no name in it: it is not shown.
+        rows: a text for each column.
+    """
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_header=any(head))
+    for number, name in enumerate(head):
+        made.add_column(name, justify="right" if number else "left", no_wrap=True, max_width=None if number else 32)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
 def privacy_spent(spent: Mapping[str, Any]) -> str:
     """Returns what a private run has spent, of its summary or status: "epsilon per vote 0.5, votes 48"."""
     return ", ".join(
