@@ -61,6 +61,7 @@ def test_memory_is_reckoned_by_the_shapes_alone(configuration):
         of("quickstart-ferret", "model.base=/no/such/folder")
 
 
+@pytest.mark.long
 def test_parts_are_those_of_the_method():
     def logits(tokens, batch=8):
         return {f"logits of {batch} examples of {tokens} tokens": 4 * batch * tokens * 1488}

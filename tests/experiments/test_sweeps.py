@@ -88,7 +88,7 @@ def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_one
     assert (tmp_path / "IID" / "FedAvg" / "method.training.learning_rate=0.003" / "seed-2" / "summary.json").exists()
     sheets = sweeps.write_results(chosen, lines, tmp_path)
     assert sheets[0].title == "IID" and "0.870 ± 0.010" in sheets[0].rows[1]
-    for name in ("compare.txt", "compare.md", "compare.tex", "compare.json", "compare.png"):
+    for name in ("compare.txt", "compare.md", "compare.tex", "compare.json", "compare.html", "compare.png"):
         assert (tmp_path / name).stat().st_size > 100
     assert "rate=0.003 (chosen)" in (tmp_path / "compare.md").read_text()
     # all is there: nothing is run again

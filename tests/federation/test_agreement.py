@@ -80,23 +80,6 @@ def test_a_minority_that_comes_first_decides_nothing(lie):
     run(talk)
 
 
-def test_whoever_mends_it_takes_part():
-    async def talk():
-        async with Talk(deadline=1000.0) as one:
-            await one.hello("a", **LIES["base"])
-            for honest in "bcde":
-                await one.hello(honest)
-            assert not one.assembling.done() and one.roster.outvoted == {"a"}
-            told = {name: await one.hello(name) for name in NAMES}
-            assert one.roster.outvoted == set() and not any("refused" in answer for answer in told.values())
-            (asked,) = [name for name in NAMES if told[name].get("bring")] or ["e"]
-            await one.hello(asked, weights=WEIGHTS)
-            await one.assembling
-            assert one.roster.present() == {0, 1, 2, 3, 4}
-
-    run(talk)
-
-
 @pytest.mark.parametrize("lie", LIES)
 def test_one_against_one_is_an_error_that_says_what_to_name(lie):
     async def talk():

@@ -171,7 +171,9 @@ def test_hosts_that_answer_and_never_evaluate_end_the_run(metrics, hosts, resend
 
 
 def test_what_nobody_asked_for_is_not_believed():
-    one = Ask({"a": only_if_asked("a"), "b": lambda question, now: {"metrics": {"loss": 0.0}}})
+    """Though it has the weights of most, and who is asked has others."""
+    unasked = {name: lambda question, now: {"metrics": {"loss": 0.0}} for name in "bc"}
+    one = Ask({"a": lambda question, now: {**honest(question, now), "digest": WRONG}, **unasked})
     assert one.ask()[0]["loss"] == 1.0
 
 

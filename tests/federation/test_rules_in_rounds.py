@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from fedseed import FedAvg, FedKSeed, FeedSign, Ferret, ZOFedSGD
+from fedseed import FedAvg, FedKSeed, FeedSign, Ferret
 from fedseed.aggregation import CentredClipping, Krum, Median, MultiKrum, NormBound
-from fedseed.errors import RecipeError
 from fedseed.federation.messages import Message
 from fedseed.methods import TopK
 from fedseed.methods import dense as dense_module
@@ -49,14 +48,6 @@ def test_a_dense_method_keeps_the_outcome_in_its_checkpoint(tmp_path, quickly):
     made(2, "cut").run()
     assert made(4, "cut").run(resume=True, extend=True).summary["weights_digest"] == whole
     assert not list((tmp_path / "cut").glob("kept-*"))
-
-
-def test_momentum_needs_directions_that_stay():
-    for method in (ZOFedSGD(seeds="shared"), FeedSign(), Ferret(seeds="shared")):
-        with pytest.raises(RecipeError, match=r"aggregation.momentum = 0.5 needs directions that are the same"):
-            federation(method, aggregation=CentredClipping(momentum=0.5))
-        assert not federation(method, aggregation=CentredClipping()).coordinator.keeps_outcomes
-    assert federation(Ferret(seeds="fixed"), aggregation=CentredClipping(momentum=0.5)).coordinator.keeps_outcomes
 
 
 @pytest.mark.parametrize("rule", [Krum(), MultiKrum(), NormBound(), Median(liars=1, before=["nearest-neighbours"])])

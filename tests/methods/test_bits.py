@@ -48,7 +48,10 @@ def made(name):
     return partial(problem.federation, method), problem.model, None
 
 
-@pytest.mark.parametrize("name", mark([*ZEROTH, *GRADIENTS], lambda name: name in ("momentum", "ferret-rms")))
+LONG = ("fedkseed-pro", "fedmezo", "momentum", "ferret-adam", "ferret-rms", "ferret-fixed")
+
+
+@pytest.mark.parametrize("name", mark([*ZEROTH, *GRADIENTS], lambda name: name in LONG, "long"))
 def test_replay_resume_and_clients_of_their_own_have_the_bits_of_the_run(name, tmp_path, quickly):
     make, base, objective = made(name)
     settings = {"evaluate_every": 3, "rounds": 8}

@@ -62,14 +62,6 @@ def test_fzoo():
     assert np.abs(steps.expected - np.linspace(-1, 1, SIZE)).max() > 0.1
 
 
-@pytest.mark.parametrize("rho", [[3.0] * 6, [0.0] * 6])
-def test_losses_that_are_all_alike_do_nothing(rho):
-    steps = Steps(MeZO(estimates=6, divide_by="deviation", learning_rate=1.0))
-    steps.take(estimates(rho))
-    np.testing.assert_array_equal(steps.weights, Model().w.detach().numpy())
-    assert steps.state.done == 1
-
-
 @pytest.mark.parametrize("small_steps", ["nearest", "from-base"])
 def test_meazo(small_steps):
     """v <- beta v + (1 - beta) (mean rho)^2; w <- w - eta / (sqrt(v / (1 - beta^t)) + zeta) mean(rho z)."""

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from fedseed.errors import FedseedError
-from fedseed.reports.comparison import write_comparison
 from fedseed.reports.pages import comparison_page, run_page
 from fedseed.reports.results import RoundLine
 from fedseed.reports.tables import Sheet
@@ -76,24 +75,6 @@ def test_whether_a_run_goes_on_is_seen_by_its_lock(runs, tmp_path):
     view = view_folder(tmp_path)
     assert view.state == "stopped" and "--resume" in Page(run_page(view)).text
     assert view_folder(runs / "one").state == "finished"
-
-
-@pytest.mark.long
-def test_a_comparison_has_all_runs_and_says_where_recipes_differ(runs, tmp_path):
-    sheet = Sheet("A table", ["method", "loss"], [["one", "1.5"], ["two|", "2.5"]], "A note.")
-    folders = {"one": [runs / "one"], "both": [runs / "one", runs / "two"], "failed": []}
-    write_comparison(tmp_path, "Comparison", {"": folders}, [sheet], [{"label": "one"}], ["one keeps it."])
-    page = Page((tmp_path / "compare.html").read_text())
-    assert page.asks_for() == [] and page.count("figure") == 4  # loss over rounds, bytes, passes, seconds
-    assert all(f"loss over {what}" in page.text for what in ("rounds", "payload bytes", "passes", "seconds"))
-    assert "fill-opacity: 0.15" in page.source  # a deviation over two seeds
-    digests = [json.loads((runs / name / "summary.json").read_text())["weights_digest"] for name in ("one", "two")]
-    assert digests[0] in page.text and "one keeps it." in page.text and "A note." in page.text
-    assert json.loads((tmp_path / "compare.json").read_text()) == [{"label": "one"}]
-    assert "one keeps it." in (tmp_path / "compare.txt").read_text()
-    assert "two\\|" in (tmp_path / "compare.md").read_text() and r"\toprule" in (tmp_path / "compare.tex").read_text()
-    views = {"": {"one": [view_folder(runs / "one")], "two": [view_folder(runs / "two")]}}
-    assert "Where the recipes differ key one two seed 1 2" in Page(comparison_page("Both", views, [])).text
 
 
 def test_a_page_that_fails_does_not_cost_the_run(monkeypatch, tmp_path):

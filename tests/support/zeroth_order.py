@@ -35,12 +35,10 @@ def federation(method, clients=5, dtype=torch.float32, **settings):
 
 
 METHODS = {
-    "mezo": (MeZO(**QUICK, estimates=2), 1),
     "mezo-adam": (MeZO(**QUICK, estimates=2, optimizer="adam"), 1),
     "zo-own": (ZOFedSGD(**QUICK), 5),
     "zo-shared": (ZOFedSGD(**QUICK, seeds="shared"), 5),
     "feedsign": (FeedSign(**QUICK), 5),
-    "feedsign-votes": (FeedSign(**QUICK, votes_per_round=5, basis="hadamard", basis_size=16), 5),
     "fedkseed": (FedKSeed(**QUICK, candidates=64, steps=10), 5),
     "fedkseed-pro": (FedKSeed(**QUICK, candidates=64, steps=10, importance=True, basis="rademacher"), 5),
     "fedzo": (FedZO(**QUICK, steps=10, estimates=2), 5),
