@@ -10,6 +10,7 @@ from fedseed.errors import RecipeError
 from fedseed.runs.assembly import build
 from fedseed.runs.loop import Backend
 from fedseed.runs.recipe import read_recipe
+from support.heard import Heard
 from support.problem import Problem
 from support.tiers import SLOW
 
@@ -131,3 +132,15 @@ def test_a_recipe_stops_by_validation_examples(natural_instructions):
     with pytest.raises(RecipeError, match=r"stopping: task\.name"):
         words = ("task.name=natural-instructions", f"task.path={natural_instructions()}", "stopping.patience=2")
         build(read_recipe("published-fedkseed", ("model.base=small", "model.dtype=float32", *words)))
+
+
+@pytest.mark.parametrize(
+    ("rate", "every", "at"), [(1e-9, 1, 2), (1e-9, 6, 6), (1e-2, 1, None)], ids=["too small", "later", "right"]
+)
+def test_a_run_that_stands_still_says_so_once(rate, every, at):
+    heard = Heard()
+    method = METHODS["feedsign"].model_copy(update={"learning_rate": rate})
+    PROBLEM.federation(method, rounds=20, evaluate_every=every, progress=heard).run()
+    said = [text for text in heard.warnings if "the loss has hardly moved" in text]
+    assert [text.partition(":")[0] for text in said] == ([] if at is None else [f"round {at}"])
+    assert all("method.learning_rate = 1e-09 is too small" in text for text in said)

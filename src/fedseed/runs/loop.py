@@ -17,6 +17,7 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import rounding_warning
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
+from fedseed.methods import Method
 from fedseed.methods.payload import Content
 from fedseed.orbit import Header
 from fedseed.privacy import mechanism_of
@@ -205,6 +206,12 @@ class Loop:
                         f"round {line.round}: the run has diverged: its loss is {line.metrics['loss']:.3g}; lower the "
                         "rates, or look at who sends what (its metrics say what was refused)"
                     )
+                if (still := stopping.standing(metrics, settings.rounds)) is not None and still[0] == line.round:
+                    self.progress.warn(
+                        f"round {still[0]}: the loss has hardly moved, from {still[1]:.5g} to {still[2]:.5g}: at this "
+                        f"pace the run tunes nothing. Most likely {_rate(settings.method)} is too small for this "
+                        "model: try ten times as much"
+                    )
                 if (moved := line.metrics.get("weights_moved")) is not None:  # in the first round
                     self.progress.warn(f"round {line.round}: {rounding_warning(moved)}")
                 if folder is not None:
@@ -351,3 +358,10 @@ class Loop:
             "ended": stamp(),
             **self.backend.about(),
         }
+
+
+def _rate(method: Method) -> str:
+    """Returns the key that sets how far a method's steps go, with its value."""
+    places = ("method.learning_rate", method), ("method.training.learning_rate", getattr(method, "training", None))
+    found = ((key, getattr(settings, "learning_rate", None)) for key, settings in places)
+    return next((f"{key} = {rate:g}" for key, rate in found if rate is not None), "its rate")

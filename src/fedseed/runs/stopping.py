@@ -16,6 +16,7 @@ from fedseed.errors import RecipeError
 from fedseed.reports.results import RoundLine
 
 VALIDATION_LOSS = "validation_loss"
+HARDLY = 0.01  # of the base's loss: a run that will not have moved it by so much does nothing
 DIVERGED = 1000.0  # times the base's loss, or times 1 if that is less
 Lines = Sequence[RoundLine]
 
@@ -49,6 +50,24 @@ def diverged(metrics: Lines) -> int | None:
         return None
     most = DIVERGED * max(1.0, found[0][1])
     return next((number for number, loss in found if not loss <= most), None)
+
+
+def standing(metrics: Lines, rounds: int) -> tuple[int, float, float] | None:
+    """The first evaluation after a tenth of the rounds, if at that pace the loss will hardly have moved in the end.
+
+    Args:
+        metrics: the lines so far.
+        rounds: how many rounds there are to be.
+
+    Returns:
+        The round, the base's loss and the loss then; None: it moves, or there is no such evaluation yet.
+    """
+    found = [(line.round, line.metrics["loss"]) for line in metrics if "loss" in line.metrics]
+    after = next(((number, loss) for number, loss in found[1:] if 10 * number >= rounds), None)
+    if after is None:
+        return None
+    (_, first), (number, loss) = found[0], after
+    return (number, first, loss) if abs(first - loss) * rounds < HARDLY * abs(first) * number else None
 
 
 def check(line: RoundLine, patience: int | None) -> None:
