@@ -232,13 +232,3 @@ def test_the_readmes_recipe_for_ones_own_data_runs(tmp_path):
     finished = done(tmp_path, "run", "my.toml", *(f"--set={pair}" for pair in quick))
     assert "15 training, 0 validation and 3 held-out examples" in finished.stdout
     assert "accuracy" in finished.stdout
-
-
-@pytest.mark.long
-def test_what_new_writes_learns_as_it_is(tmp_path):
-    done(tmp_path, "new", "demo")
-    again = command.fedseed("new", "demo", cwd=tmp_path)
-    assert again.returncode == 1 and "there already; choose another folder" in again.stderr
-    quick = ["--set=rounds=1", "--set=evaluation.rouge=false"]
-    summary = json.loads(done(tmp_path / "demo", "run", "recipe.toml", "--json", *quick).stdout)
-    assert summary["clients"] == 3 and summary["final"]["loss"] < 0.7 * summary["baseline"]["loss"]

@@ -121,16 +121,6 @@ def test_a_file_that_fails_leaves_nothing(plugin, extra, text):
     assert before == {what: registry.names() for what, registry in REGISTRIES.items()}
 
 
-def test_what_is_no_plugin(tmp_path):
-    (tmp_path / "empty.py").write_text("")
-    with pytest.raises(RecipeError, match=r"empty.py: registers nothing; call fedseed.register_method"):
-        load_plugin(tmp_path / "empty.py")
-    with pytest.raises(RecipeError, match=r"none.py: can't be read: No such file"):
-        load_plugin(tmp_path / "none.py")
-    with pytest.raises(RecipeError, match=r"rule: ModuleNotFoundError: .*; a file is named by its path"):
-        load_plugin("rule")
-
-
 def method(code_=200, name_="mine"):
     class Mine(FeedSign):
         name: Literal[name_] = name_

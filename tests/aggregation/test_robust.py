@@ -8,8 +8,6 @@ from fedseed.aggregation import (
     CentredClipping,
     Mean,
     Median,
-    MultiKrum,
-    TrimmedMean,
     geometry,
 )
 from fedseed.aggregation.base import Parts, Past
@@ -56,35 +54,6 @@ def test_liars_do_not_pull_the_outcome_far(kind, before):
         assert away < 1.5 * spread, far
         mean = np.linalg.norm(Mean().combine(vectors, [1 / 11] * 11) - centre)
         assert far == 3.0 or (away < mean / 20 and mean > 20 * spread)
-
-
-@pytest.mark.parametrize(
-    ("rule", "least"),
-    [
-        (Median(liars=2), 5),
-        (TrimmedMean(liars=3), 7),
-        (MultiKrum(liars=1), 3),
-        (MultiKrum(liars=1, chosen=6), 7),
-        (Median(liars=2, before=["bucketing"]), 9),  # five buckets
-        (Median(liars=1, before=["bucketing", "nearest-neighbours"], bucket=4), 9),
-    ],
-)
-def test_how_many_answers_a_rule_needs(rule, least):
-    assert rule.least == least and rule.shortage(least) is None
-    vectors = drawn(least, 4)
-    assert np.isfinite(rule.combine(vectors, [1 / least] * least)).all()
-    if least > 1:
-        with pytest.raises(ValueError, match=f"{rule.name}.*needs {least} answers, and there are {least - 1}"):
-            rule.combine(vectors[1:], [1.0] * (least - 1))
-
-
-def test_a_step_before_that_needs_liars_says_so():
-    for step in ("nearest-neighbours", "arc"):
-        with pytest.raises(ValueError, match=f"{step}.*needs liars"):
-            Median(before=[step])
-    assert Median(before=["bucketing"]).least == 1
-    with pytest.raises(ValueError, match="before"):
-        Median(before=["mixing"])
 
 
 def test_momentum_keeps_a_part_of_the_last_outcome():

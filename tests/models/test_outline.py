@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedseed.errors import RecipeError
 from fedseed.models.loading import has_weights, load_model, locate, outline
 
 
@@ -35,9 +34,3 @@ def test_attention_is_what_the_recipe_says(attention):
     ids = torch.tensor([tokenizer("The king has a red house.")["input_ids"]])
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, load_model("small")[0](ids).logits, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="flash attention may be there")
-def test_attention_that_is_not_to_be_had_is_refused():
-    with pytest.raises(RecipeError, match=r'model.attention = "flash_attention_3": not to be had for Llama.*"eager"'):
-        load_model("small", attention="flash_attention_3")

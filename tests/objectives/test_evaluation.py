@@ -6,7 +6,7 @@ products: 1e-4 relative is allowed, in float32, and about 1e-6 is seen.
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from fedseed import Federation
 from fedseed.objectives.evaluation import choice_metrics, generate
@@ -24,7 +24,7 @@ CHOICES = [
 ]
 
 
-@pytest.fixture(params=["opt", "llama", "gpt2"], scope="module")
+@pytest.fixture(params=["opt", "llama"], scope="module")
 def model(request, small):
     torch.manual_seed(0)
     tokenizer = small[1]
@@ -32,9 +32,6 @@ def model(request, small):
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": ROOM}
     if request.param == "opt":
         return OPTForCausalLM(OPTConfig(**sizes, **ids, ffn_dim=64, word_embed_proj_dim=32, init_std=0.3)).eval()
-    if request.param == "gpt2":
-        config = GPT2Config(**ids, n_embd=32, n_layer=2, n_head=4, n_positions=ROOM, initializer_range=0.3)
-        return GPT2LMHeadModel(config).eval()
     return LlamaForCausalLM(LlamaConfig(**sizes, **ids, intermediate_size=64, initializer_range=0.3)).eval()
 
 
@@ -162,28 +159,6 @@ def test_a_stop_ends_and_cuts_a_response(small):
     assert tokenizer.eos_token_id not in item.ids
 
 
-RECIPE = """
-rounds = 1
-[task]
-name = "natural-instructions"
-path = "{path}"
-fraction = 0.1
-[method]
-name = "ferret"
-directions = 10
-training.steps = 1
-[evaluation]
-max_new_tokens = {new}
-max_length = {length}
-"""
-
-
-def federation(tmp_path, folder, new=5, length=1024):
-    path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE.format(path=folder, new=new, length=length))
-    return Federation.from_file(path)
-
-
 @pytest.mark.long
 def test_what_a_model_has_no_room_for_is_counted_and_left_out(natural_instructions, tmp_path):
     """The small base has 256 positions, the recipe allows 1,024 tokens."""
@@ -191,7 +166,13 @@ def test_what_a_model_has_no_room_for_is_counted_and_left_out(natural_instructio
     folder = natural_instructions(
         train={"task001_a": rows}, test={"task002_b": [*rows[:3], ("word " * 150, ["no"]), ("a " * 400, ["no"])]}
     )
-    found = federation(tmp_path, folder, new=150)
+    (tmp_path / "recipe.toml").write_text(f'''
+        rounds = 1
+        task = {{name = "natural-instructions", path = "{folder}", fraction = 0.1}}
+        method = {{name = "ferret", directions = 10, training.steps = 1}}
+        evaluation = {{max_new_tokens = 150, max_length = 1024}}
+    ''')
+    found = Federation.from_file(tmp_path / "recipe.toml")
     assert found.spec.notes[2:] == (
         "1 of 5 examples of the evaluation set left out (over the model's 256 positions)",
         "1 answers get fewer than evaluation.max_new_tokens = 150 (the model has 256 positions)",

@@ -12,7 +12,7 @@ from fedseed.objectives.losses import CausalLM
 from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.seq2seq import Seq2SeqLM, answers_of
 from fedseed.runs.assembly import Federation
-from fedseed.tasks.data import Chat, Example
+from fedseed.tasks.data import Example
 from support.text_bases import write
 from support.tiers import mark
 
@@ -67,20 +67,6 @@ def test_a_loss_is_minus_the_reward_of_what_is_generated(small):
     assert heard.said == expected and len(set(expected)) > 2
     assert losses.tolist() == [-len(text) / 8 for text in expected]
     assert losses.dtype == torch.float32 and not losses.requires_grad and [*map(objective.weight, items)] == [1] * 5
-
-
-def test_a_chat_is_asked_once_for_its_last_answer(small):
-    turns = [{"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "yo"), ("user", "2?"))]
-    chat = Chat(
-        "User: hi\nAssistant: yo\nUser: 2?\nAssistant:", " 3", messages=(*turns, {"role": "assistant", "content": "3"})
-    )
-    heard = Heard()
-    objective = Rewarded(CausalLM(small[1]), heard, 3)
-    (item,) = objective.prepare([chat])
-    prompt = small[1].decode(item.ids[: item.tokens.response_start], skip_special_tokens=True)
-    assert "2?" in prompt and prompt.rstrip().endswith("Assistant:")
-    objective.losses(small[0], [item])
-    assert heard.said == generate(small[0], objective.language, [item.ids[: item.tokens.response_start]], 3)
 
 
 DIRECTIONS, SCALES = [3, 8, 3, 0, 3], [0.05, -0.05, 0.05, 0.1, -0.2]

@@ -1,13 +1,10 @@
 """Learning-rate schedules: their factors, the rates that methods step with, and runs that stop and go on."""
 
-import math
-
 import pytest
 import torch
-from pydantic import ValidationError
 from transformers import get_scheduler
 
-from fedseed import FedAvg, FedKSeed, FeedSign, Ferret, MeZO, Orbit
+from fedseed import FedAvg, FedKSeed, FeedSign, MeZO, Orbit
 from fedseed.errors import RecipeError
 from fedseed.optimizers.schedule import Schedule, lasting
 from fedseed.runs.recipe import read_recipe
@@ -27,30 +24,6 @@ def test_factors_are_those_of_transformers_after_the_warmup(kind):
         expected = number / 4 if number <= 3 else theirs.lr_lambdas[0](number - 1)
         assert schedule.factor(number) == pytest.approx(expected, abs=1e-14)
     assert schedule.factor(40) == (1.0 if kind == "constant" else pytest.approx(0.0, abs=1e-30))
-
-
-def test_the_cosine_is_right_to_the_last_digits_and_ends_at_final():
-    schedule = Schedule(kind="cosine", rounds=1000, final=0.25)
-    for number in range(1, 1001):
-        assert schedule.factor(number) == pytest.approx(
-            0.25 + 0.75 * (1 + math.cos(math.pi * (number - 1) / 1000)) / 2, abs=1e-15
-        )
-    assert schedule.factor(2000) == pytest.approx(0.25)
-
-
-def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_otherwise():
-    ferret = Ferret(training=LocalTraining(schedule="linear"))
-    assert lasting(ferret, 7).training.schedule.rounds == 7
-    own = FeedSign(schedule={"kind": "cosine", "rounds": 30})
-    assert lasting(own, 7) is own
-    plain = FedAvg()
-    assert lasting(plain, 7) is plain
-    with pytest.raises(ValueError, match=r"warmup = 7: fewer than the run's rounds, 7"):
-        lasting(FeedSign(schedule={"kind": "linear", "warmup": 7}), 7)
-    with pytest.raises(ValidationError, match="warmup = 3: fewer than the schedule's rounds, 3"):
-        Schedule(kind="linear", warmup=3, rounds=3)
-    with pytest.raises(ValueError, match="give how many rounds"):
-        Schedule(kind="linear").factor(1)
 
 
 def test_in_a_recipe_a_name_or_a_table(tmp_path):

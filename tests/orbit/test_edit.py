@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedseed import FedKSeed, FeedSign, Ferret, Orbit, ParameterSpace
+from fedseed import FedKSeed, FeedSign, Orbit, ParameterSpace
 from fedseed.errors import OrbitError
 from fedseed.methods.fedkseed import Accumulated
 from fedseed.methods.feedsign import Votes
-from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record, edit, signature
 from fedseed.orbit.file import write_orbit
 from fedseed.weights.digest import base_digest
-from support.rounds import answers, plan
 from support.tiers import mark
 
 FOLDER = Path(__file__).with_name("golden")
@@ -103,27 +101,6 @@ def test_what_can_not_be_compacted(tmp_path):
         edit.compact(tmp_path / "empty.orbit", tmp_path / "a.orbit")
 
 
-def test_differences(tmp_path):
-    def open_(name):
-        return Orbit.open(FOLDER / f"{name}.orbit")
-
-    assert edit.differences(open_("mezo"), open_("mezo")) == []
-    lines = edit.differences(open_("feedsign"), open_("dp-feedsign"))
-    assert "method.epsilon: None, 0.5" in lines and "method.basis: normal, hadamard" in lines
-    assert lines[-1].startswith("the same up to step 8") or lines[-1].endswith("is the first that differs")
-    short = edit.rollback(FOLDER / "mezo.orbit", 5, tmp_path / "short.orbit")
-    assert edit.differences(open_("mezo"), short) == [
-        "the same up to step 5, where one ends; the other goes on to step 8"
-    ]
-    small = edit.compact(FOLDER / "fedkseed.orbit", tmp_path / "small.orbit")
-    assert edit.differences(open_("fedkseed"), small) == ["one is compacted: steps are compared from 4 on"]
-    writer = OrbitWriter(tmp_path / "other.orbit", open_("mezo").header)
-    for record in open_("mezo").steps():
-        writer.append(Record(record.round, record.payload if record.round != 4 else b""))
-    writer.close()
-    assert edit.differences(open_("mezo"), Orbit.open(tmp_path / "other.orbit")) == ["step 4 is the first that differs"]
-
-
 # -- sizes, on the small base --------------------------------------------------------------------------------------
 
 
@@ -164,27 +141,6 @@ def test_the_final_model_of_fedkseed_takes_17_kb(on_small_base, tmp_path):
         (tmp_path / "b.orbit").unlink(missing_ok=True)
         write(tmp_path / "a.orbit", on_small_base(method), [Accumulated(numbers * r) for r in range(40)])
         assert edit.compact(tmp_path / "a.orbit", tmp_path / "b.orbit").size <= 17_000
-
-
-@pytest.mark.parametrize("blocks", ["one", "packed"])
-def test_twelve_rounds_of_ferret_take_400_kb(on_small_base, tmp_path, blocks):
-    """K = 8,000 in all, ten clients: with a shared seed their coefficients add up."""
-    method = Ferret(directions=8000, basis="hadamard", blocks=blocks, allocation="size", seeds="shared")
-    header = on_small_base(method)
-    state = method.start(header.layout, 1)
-    counts = method.allocate(state, np.ones(len(header.layout.block_sizes)))
-    generator = np.random.default_rng(0)
-
-    def step(number):
-        seed = plan(method, state, number).seed
-        updates = [
-            Coefficients(seed, tuple(generator.normal(size=c).astype(np.float32) for c in counts)) for _ in range(10)
-        ]
-        return method.aggregate(state, answers(number, [(i, 0.1, u) for i, u in enumerate(updates)]))
-
-    assert isinstance(step(1), CoefficientStep)
-    size = write(tmp_path / "a.orbit", header, [step(number) for number in range(1, 13)])
-    assert 12 * 32_000 < size <= 400_000
 
 
 # -- signatures ------------------------------------------------------------------------------------------------------

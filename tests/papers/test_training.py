@@ -68,21 +68,6 @@ def test_orders_are_judged_beyond_the_deviation(tmp_path):
     assert claim.here == "loss: better 1.000 ± 0.100, worse 2.000 ± 0.100."
 
 
-def test_diverged_runs_are_worse_than_any(tmp_path):
-    lines = [line(tmp_path, "good", [1.0, 1.1, 0.9]), line(tmp_path, "lost", [math.nan] * 3)]
-    assert verdict(lines, order=["good", "lost"]) == HOLDS
-    assert verdict(lines, order=["lost", "good"]) == FAILS
-    assert verdict(lines, alike=["lost", "good"]) == FAILS
-    lines[1] = line(tmp_path, "surged", [70.0, 6e6, 9e7], diverged=2)  # their mean is within two deviations of good's
-    assert verdict(lines, order=["good", "surged"]) == HOLDS
-    claim = judge("it is so", Form(order=["good", "surged"]), ITEM.metric, lines)
-    assert claim.here == "loss: good 1.000 ± 0.100, surged diverged with every seed."
-    assert measured(lines[1].folders[0], "accuracy") == -600.0  # an accuracy stays one
-    lines[1] = line(tmp_path, "one", [1.0, 1.1, 9e7])
-    (lines[1].folders[2] / "summary.json").write_text(json.dumps({"final": {"loss": 9e7}, "diverged": 1}))
-    assert verdict(lines, order=["good", "one"]) == UNKNOWN
-
-
 def test_ratios_and_numbers(tmp_path):
     lines = [line(tmp_path, "big", [1.0] * 3, payload_bytes_up=3000), line(tmp_path, "small", [2.0] * 3)]
     assert verdict(lines, ratio=["big", "small"], metric="bytes", least=100) == HOLDS

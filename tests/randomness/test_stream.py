@@ -34,14 +34,6 @@ def test_counter_and_key_are_laid_out_as_specified():
     assert [f"{int(w):08x}" for w in row] == ["d16cfe09", "94fdcceb", "5001e420", "24126ea1"]
 
 
-@given(
-    st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**60), st.integers(1, 9), st.integers(0, 8)
-)
-def test_a_block_does_not_depend_on_where_the_run_of_blocks_begins(seed, direction, first, count, skip):
-    whole = words(seed, Domain.DIRECTION, direction, first, skip + count)
-    np.testing.assert_array_equal(whole[skip:], words(seed, Domain.DIRECTION, direction, first + skip, count))
-
-
 @given(st.integers(0, 2**64 - 1), st.integers(0, ONES), st.integers(0, 2**64 - 1), st.integers(0, stream.FEW))
 def test_a_few_blocks_made_one_by_one_are_the_definitions(seed, direction, first, count):
     found = words(seed, np.int64(7), np.int64(direction), first, count)

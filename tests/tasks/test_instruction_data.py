@@ -68,6 +68,9 @@ def test_alpaca(instruction_data):
     assert all(not client.labels for client in data.clients)
     data = load("alpaca", instruction_data["alpaca"](count=200, input="now"))
     assert (WITH_INPUT.format("Say 7.", "now"), "7") in everything(data)
+    path = instruction_data["alpaca"](count=200)
+    path.write_text(path.read_text().replace('"output": "7"', '"output": ""'))
+    assert "1 of 200 examples left out (no response)" in load("alpaca", path.parent).notes  # the folder will do
 
 
 def test_code_alpacas_languages_are_clients(instruction_data):
@@ -122,33 +125,15 @@ def test_settings_that_all_share(name, instruction_data):
     assert len(load(name, path, clients=2, partition=Quantity()).clients) == 2
 
 
-@pytest.mark.parametrize("name", ["dolly-15k", "alpaca", "code-alpaca"])
-def test_a_folder_with_the_file_will_do_and_empty_responses_are_counted(name, instruction_data):
-    path = instruction_data[name]()
-    text = path.read_text().replace("So 3.", " ").replace('"output": "7"', '"output": ""').replace("print\\u00a03", "")
-    path.write_text(text)
-    data = load(name, path.parent)
-    missing = {"dolly-15k": "8 of 96", "alpaca": "1 of 40", "code-alpaca": "9 of 54"}[name]
-    assert f"{missing} examples left out (no response)" in data.notes
-    path.rename(path.with_name("else.json"))
-    with pytest.raises(RecipeError, match=rf"the folder has no {path.name}.*; give "):
-        load(name, path.parent)
-
-
 def test_what_can_not_be_found_says_what_to_give(tmp_path, monkeypatch):
-    name = "gsm8k"
-    for path in ("./nowhere", "some/where/else"):
-        with pytest.raises(RecipeError, match=rf'task.path = "{path}": there is no such file or folder; give '):
-            load(name, path)
+    with pytest.raises(RecipeError, match=r'task.path = "./nowhere": there is no such file or folder; give '):
+        load("gsm8k", "./nowhere")
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
-    with pytest.raises(
-        RecipeError,
-        match=r"no such file or folder here.*pip install '.\[hub\]' in the folder of fedseed's sources\); give ",
-    ):
-        load(name, "someone/somewhat")
+    with pytest.raises(RecipeError, match=r"no such file or folder here.*pip install '.\[hub\]'"):
+        load("gsm8k", "someone/somewhat")
     (tmp_path / "train-00000-of-00001.parquet").write_bytes(b"")
     with pytest.raises(RecipeError, match=r"parquet files are read by the datasets library"):
-        load(name, tmp_path)
+        load("gsm8k", tmp_path)
 
 
 def test_rows_from_the_hub(tmp_path):
@@ -157,24 +142,14 @@ def test_rows_from_the_hub(tmp_path):
     import pyarrow
     from pyarrow import parquet
 
-    def write(split, rows):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "data" / f"{split}-00000-of-00001.parquet")
+    def write(split, answers):
+        rows = [{"question": f"{split} {i}", "answer": answer} for i, answer in enumerate(answers)]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{split}-00000-of-00001.parquet")
 
-    train, test = (
-        [{"question": f"{split} {i}", "answer": f"#### {i}"} for i in range(count)]
-        for split, count in (("train", 12), ("test", 3))
-    )
-    write("train", train)
-    write("test", test)
-    data = load("gsm8k", tmp_path / "data")
+    write("train", ["#### 4"] * 12)
+    write("test", ["#### 5"] * 3)
+    data = load("gsm8k", tmp_path)
     assert len(data.evaluation[""]) == 3 and sum(len(c.examples) for c in data.clients) == 11
-    train[4]["answer"] = "none"
-    write("train", train)
+    write("train", ["#### 4"] * 4 + ["none"])
     with pytest.raises(RecipeError, match=r'\(train\) row 5: "answer" must end in'):
-        load("gsm8k", tmp_path / "data")
-    train[4]["answer"] = "#### 4"
-    write("train", train)
-    (tmp_path / "data" / "test-00000-of-00001.parquet").unlink()
-    with pytest.raises(RecipeError, match=r"the datasets library can't read it \(.*test.*\); give the folder"):
-        load("gsm8k", tmp_path / "data")
+        load("gsm8k", tmp_path)

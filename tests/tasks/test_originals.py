@@ -41,18 +41,6 @@ def test_loads_splits_and_deals(name, original):
     assert tuning.evaluation == {"": data.validation} and tuning.clients == data.clients
 
 
-def test_labels_are_named_by_what_answers_them(original):
-    def held(name):
-        return {label for client in task(name, original(name)).load().clients for label in client.labels}
-
-    assert held("rte") == {"Yes", "No"} and held("sst2-mask") == {"terrible", "great"}
-    assert held("copa") == {"0", "1"} and held("squad") == {"Article_0", "Article_2", "Article_4"}
-    # the complete settings, as a run's folder keeps them, give the same clients again
-    by_field = task("cb", original("cb"), partition={"kind": "field", "field": "label"})
-    again = type(by_field).model_validate(by_field.model_dump(exclude_none=True))
-    assert [client.name for client in again.load().clients] == ["Maybe", "No", "Yes"]
-
-
 SMALL = ["federation.per_round=2", "rounds=1", "task.clients=3", "task.evaluation=3", "evaluation.max_new_tokens=4"]
 
 

@@ -1,10 +1,6 @@
 """The task "words" and its base: what is right is known from how a review is written, and the base half knows it."""
 
-import pytest
-
-from fedseed.errors import RecipeError
-from fedseed.tasks.partition import ByField, Dirichlet
-from fedseed.tasks.words import BAD, FAMILIES, GOOD, TOPICS, WordsTask, reviews
+from fedseed.tasks.words import BAD, GOOD, TOPICS, WordsTask, reviews
 
 SMALL = WordsTask(examples=60, validation=20, evaluation=30)
 
@@ -40,16 +36,3 @@ def test_training_validation_and_test_reviews_are_apart_and_those_of_the_test_st
     assert SMALL.model_copy(update={"examples": 90}).load().evaluation == data.evaluation
     assert SMALL.model_copy(update={"seed": 1}).load().evaluation != data.evaluation
     assert SMALL.model_copy(update={"evaluate_on": "validation"}).load().evaluation[""] == list(data.validation)
-
-
-def test_clients_may_have_a_family_or_a_word_each_or_mixtures():
-    by_family = SMALL.model_copy(update={"partition": ByField(field="family")}).load()
-    assert [client.name for client in by_family.clients] == ["feeling", "topic"]
-    assert all({e.options for e in c.examples} == {FAMILIES[c.name].options} for c in by_family.clients)
-    by_word = SMALL.model_copy(update={"partition": ByField(field="label")}).load()
-    assert {client.name for client in by_word.clients} == {"great", "terrible", *TOPICS}
-    uneven = SMALL.model_copy(update={"partition": Dirichlet(alpha=0.1)}).load()
-    kinds = [len({e.options[e.gold] for e in client.examples}) for client in uneven.clients]
-    assert len(kinds) == 5 and min(kinds) < 6
-    with pytest.raises(RecipeError, match=r'task.partition.field = "topic": "words" has "label" and "family"'):
-        SMALL.model_copy(update={"partition": ByField(field="topic")}).load()

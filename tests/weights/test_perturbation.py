@@ -8,7 +8,7 @@ from fedseed import Basis, ParameterSpace
 from fedseed.randomness.kernels import load
 from fedseed.weights import space as spaces
 from fedseed.weights.change import Term
-from fedseed.weights.perturbation import Perturbation, can_exchange, in_place_of
+from fedseed.weights.perturbation import Perturbation, can_exchange, can_stand_in, in_place_of
 from support.tiers import tiered
 
 TEXT = {"vocab_size": 61, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
@@ -165,6 +165,17 @@ def test_products_with_large_matrices_make_no_copy(blocks, expected, monkeypatch
     assert float((changed - plain).abs().max()) > 0.1
 
 
+def test_under_autocast_and_in_16_bits_a_product_is_of_a_copy(monkeypatch):
+    inside, basis = products_counted(monkeypatch), Basis("hadamard", 5)
+    model, half = Wide().eval(), Wide().bfloat16().eval()
+    with torch.no_grad():
+        with ParameterSpace(model).perturbed(basis, 3, 0.05), torch.autocast("cpu"):
+            assert model.up(torch.randn(24, 256)).dtype == torch.bfloat16
+        with ParameterSpace(half).perturbed(basis, 3, 0.05):
+            assert half(torch.randn(24, 256, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert inside == []
+
+
 def test_a_weight_that_gets_other_memory_is_read_from_there():
     """What the space remembers of a parameter is where its elements are; `.data` may be exchanged."""
     torch.manual_seed(0)
@@ -221,3 +232,13 @@ def test_weights_are_their_own_again_when_a_tiny_model_fails():
         assert all(a != b for (a, _), (b, _) in zip(before, places(model), strict=True))
         raise ZeroDivisionError
     assert all(a == b and torch.equal(v, w) for (a, v), (b, w) in zip(before, places(model), strict=True))
+
+
+def test_copies_stand_in_for_a_tiny_models_weights_only_where_nothing_remembers_them():
+    model, _ = build("opt")
+    vector = ParameterSpace(model).vector
+    assert not can_stand_in(model, vector, None)  # gradients may be wanted
+    with torch.no_grad():
+        assert can_stand_in(model, vector, None)
+        with torch.autocast("cpu", torch.bfloat16):  # keeps what it has cast, by tensor
+            assert not can_stand_in(model, vector, None)

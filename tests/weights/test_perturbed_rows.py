@@ -155,14 +155,6 @@ def test_a_parameter_used_outside_of_the_model_is_an_error_not_a_wrong_number():
     with pytest.raises(ValueError, match="one of each"):
         space.perturbed_rows(basis, [1, 2], [0.1])
 
-    def twice(items):  # rows of the inputs are not the items
-        both = torch.cat([model(torch.stack(items)), model(torch.stack(items[::-1]))])
-        return both.view(2, len(items), -1).sum(dim=(0, 2))
-
-    found = row_losses(space, lambda items: model(torch.stack(items)).sum(1), list(x), basis, range(3), 0.3)
-    apart = row_losses(space, twice, list(x[:1]), basis, [0], 0.3)
-    torch.testing.assert_close(apart, 2 * found[:1])
-
 
 @pytest.mark.parametrize("name", ["cpu", "triton"])
 def test_signs_are_the_references(name):

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedseed.privacy import PrivateSign
 from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture, TaskData
 from fedseed_papers.audits.canaries import planting
@@ -108,15 +107,6 @@ def test_it_is_found_without_privacy_and_nowhere_else(tmp_path):
     assert (tmp_path / "audit" / "data.csv").read_text().count("no canary planted") > 10
     again = fedseed("audit", "canary", tmp_path / "mine.toml", *options)
     assert again.returncode == 1 and "--overwrite" in again.stderr
-
-
-@pytest.mark.slow
-def test_a_method_that_only_says_that_it_is_private_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedseed.runs.loop.mechanism_of", lambda method: PrivateSign(0.1))
-    (tmp_path / "mine.toml").write_text(GRADIENTS)
-    shown = fedseed("audit", "canary", tmp_path / "mine.toml", "--runs", 3, "--out", tmp_path / "audit")
-    assert shown.returncode == 1 and "and the account says 0.30: the run is not as private" in shown.stderr
-    assert "above the account" in (tmp_path / "audit" / "page.html").read_text()
 
 
 @pytest.mark.slow
