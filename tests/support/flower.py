@@ -122,8 +122,8 @@ def written(folder, method, **more):
     return path, recipe
 
 
-def grid(path, problem, recipe, out, configs=PAIR, figures=None, **more):
-    """Nodes of a recipe of the small problem; `figures`: what of the clients in a process is measured, by name."""
+def loading(problem, recipe, figures=None):
+    """The recipe, and what makes a process' part of it; `figures`: what of each of its clients is measured, by name."""
     checked = Recipe.model_validate(recipe)
 
     def load(names):
@@ -136,7 +136,12 @@ def grid(path, problem, recipe, out, configs=PAIR, figures=None, **more):
             hosted.evaluate = lambda model: {"by_client": {name: figures(name) for name in hosted.items}}
         return hosted
 
-    return Grid(configs, path, load, run_config={"out": str(out)}, **more)
+    return checked, load
+
+
+def grid(path, problem, recipe, out, configs=PAIR, figures=None, **more):
+    """Nodes of a recipe of the small problem."""
+    return Grid(configs, path, loading(problem, recipe, figures)[1], run_config={"out": str(out)}, **more)
 
 
 def run(grid, path):
