@@ -71,7 +71,8 @@ def serving() -> Iterator[None]:
     environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": path, "PYTHONWARNINGS": hushed}
     with _LOCK:
         before = {name: os.environ.get(name) for name in environment}
-        main = sys.modules["__main__"]
+        main, current = sys.modules["__main__"], multiprocessing.current_process()
+        daemon, current.daemon = current.daemon, False  # which may start none: ours end with it, whatever it is
         os.environ.update(environment)
         resource_tracker.ensure_running()  # to start it would let Ctrl-C through again
         deaf = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -80,6 +81,7 @@ def serving() -> Iterator[None]:
             CONTEXT.set_forkserver_preload(IMPORTED)
             yield
         finally:
+            current.daemon = daemon
             sys.modules["__main__"] = main
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
