@@ -22,11 +22,11 @@ CONTEXT = processes.CONTEXT
 processes.IMPORTED = ["support.forked_ready"]  # one server for the tests and for what they test
 
 
-def start(target, *args, daemon=False):
+def start(target, *args):
     """A process that does `target(*args)`, which is a function of a module."""
     alone = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     environment = {**os.environ, **alone, "COLUMNS": "200"}
-    process = CONTEXT.Process(target=_begin, args=(environment, target, *args), daemon=daemon)
+    process = CONTEXT.Process(target=_begin, args=(environment, target, *args))
     with mock.patch.dict(os.environ, alone), processes.serving():  # a server with threads could not fork
         process.start()
     return process

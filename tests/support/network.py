@@ -176,7 +176,7 @@ class Child:
 
     def __init__(self, log, **order):
         self.log = log
-        self.process = start(_live, {"log": str(log), **order}, daemon=True)
+        self.process = start(_live, {"log": str(log), **order})
 
     @property
     def code(self):
