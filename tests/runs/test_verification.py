@@ -28,9 +28,9 @@ METHODS = {
     "feedsign": FeedSign(**QUICK, votes_per_round=3, basis="rademacher"),
     "zo-fedsgd": ZOFedSGD(**QUICK),
     "zo-fedsgd-byte": ZOFedSGD(**QUICK, seeds="shared", scalars="byte", population=2, basis="lowrank"),
-    "fedkseed": FedKSeed(**QUICK, candidates=64, steps=5, importance=True),
+    "fedkseed": FedKSeed(**QUICK, candidates=64, steps=3, importance=True),
     "ferret": Ferret(
-        directions=40, basis="hadamard", blocks="tensor", training={"learning_rate": 0.02, "steps": 3, "batch": 32}
+        directions=40, basis="hadamard", blocks="tensor", training={"learning_rate": 0.02, "steps": 2, "batch": 32}
     ),
 }
 CLIENTS, MINE = 3, 1
@@ -92,7 +92,7 @@ def verified(run, folder, most=None, seed=0):
     "name, rounds, lies",
     [
         *((name, 8, 2) for name in METHODS),
-        *(pytest.param(name, 1000, 20, marks=pytest.mark.slow) for name in METHODS),
+        *(pytest.param(name, 1000, 20, marks=pytest.mark.slow) for name in METHODS if name != "zo-fedsgd-byte"),
     ],
 )
 def test_all_that_is_forged_is_found_and_nothing_else(name, rounds, lies, tmp_path):
@@ -135,7 +135,7 @@ def test_steps_that_do_not_follow_from_the_answers_are_found(kept, tmp_path):
     altered = {
         "swapped": line.model_copy(update={"answers": {mine: its, other: own}}),
         "none": None,
-        "unreadable": line.model_copy(update={"answers": {mine: own, other: its.model_copy(update={"update": b"x"})}}),
+        "unreadable": line.model_copy(update={"answers": {mine: own, other: (its[0], b"x")}}),
     }
     for what, changed in altered.items():
         lines = {**answers.lines, number: changed}

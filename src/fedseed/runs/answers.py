@@ -24,40 +24,22 @@ from fedseed.privacy import mechanism_of
 FILE = "answers.jsonl"
 
 
-class Kept(BaseModel):
-    """An answer: the update's payload, and how many examples the client said that it has."""
+class Line(BaseModel):
+    """A line: the first has the clients' names, the others who was asked, and claims and payload by client."""
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
-
-    examples: NonNegativeInt
-    update: bytes
-
-
-class Line(BaseModel):
-    """A line of the file. Round 0 has the clients' names; the others who was asked, and answers by client."""
 
     round: NonNegativeInt
     clients: list[str] = []
     asked: list[NonNegativeInt] = []
-    answers: dict[NonNegativeInt, Kept] = {}
-
-    def encode(self) -> bytes:
-        """The line's bytes."""
-        return self.model_dump_json(exclude_defaults=True).encode() + b"\n"
+    answers: dict[NonNegativeInt, tuple[NonNegativeInt, bytes]] = {}
 
 
-def beginning(names: Sequence[str]) -> bytes:
-    """The first line."""
-    return Line(round=0, clients=list(names)).encode()
-
-
-def written(number: int, coordinator: Coordinator) -> bytes:
-    """The line of the round that a coordinator is about to close."""
-    kept = {
-        client: Kept(examples=coordinator.examples[client], update=update.encode())
-        for client, update in coordinator.answered.items()
-    }
-    return Line(round=number, asked=list(coordinator.taking_part), answers=kept).encode()
+def written(number: int, coordinator: Coordinator, names: Sequence[str]) -> list[bytes]:
+    """The first line of all, and that of the round that a coordinator is about to close."""
+    kept = {client: (coordinator.examples[client], u.encode()) for client, u in coordinator.answered.items()}
+    lines = Line(round=0, clients=list(names)), Line(round=number, asked=list(coordinator.taking_part), answers=kept)
+    return [line.model_dump_json(exclude_defaults=True).encode() + b"\n" for line in lines]
 
 
 class Answers(NamedTuple):

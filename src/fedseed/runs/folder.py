@@ -206,7 +206,7 @@ class RunFolder:
         file.cut(position)
         return lines
 
-    def add_answers(self, line: bytes, first: bytes) -> None:
+    def add_answers(self, first: bytes, line: bytes) -> None:
         """Note what a round's clients have answered, before its step counts; `first`: the line before all others."""
         if self._answers is None:
             self._answers = Appender(self.path / "answers.jsonl")

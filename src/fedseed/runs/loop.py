@@ -28,7 +28,7 @@ from fedseed.reports.pictures import draw_run
 from fedseed.reports.progress import Progress, Silent, describe
 from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
 from fedseed.runs import stopping
-from fedseed.runs.answers import beginning, written
+from fedseed.runs.answers import written
 from fedseed.runs.costs import (
     Downloads,
     RunResult,
@@ -270,7 +270,7 @@ class Loop:
         coordinator, count = self.backend.coordinator, len(gathered.clients)
         numbers = exchanged(count, len(gathered.update_bytes), coordinator.received, coordinator.planned, fetched)
         if folder is not None and self.spec.answers:
-            folder.add_answers(written(number, coordinator), beginning(self.backend.names))
+            folder.add_answers(*written(number, coordinator, self.backend.names))
         start = time.perf_counter()
         step = coordinator.close()
         seconds["aggregation"] = time.perf_counter() - start

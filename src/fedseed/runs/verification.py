@@ -9,7 +9,6 @@ data gives. An answer that was forged or swapped, with a step that fits it, is f
 fit the answers by the first.
 """
 
-import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -31,13 +30,13 @@ from fedseed.methods.zeroth import Projection
 from fedseed.orbit import Orbit
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import sample
-from fedseed.runs.answers import Answers, Kept, unverifiable
+from fedseed.runs.answers import Answers, unverifiable
 from fedseed.runs.spec import RunSpec
 from fedseed.training.client import LocalClient
 
 UNIT = 2.0**-24  # float32's unit of rounding
 LOSS_NOISE = 64  # units that a mean loss may be off by, in proportion to max(1, loss)
-TRAINED_NOISE = 2.0**-8  # that a coefficient after local training may be off by, in proportion to its block's
+TRAINED_NOISE = 2.0**-5  # that a coefficient after local training may be off by, in proportion to its block's
 STEP_NOISE = 1e-5  # the same of a step that is made again: another processor adds up a robust rule's products otherwise
 
 
@@ -56,23 +55,14 @@ class Checked:
 
 @dataclass
 class Verified:
-    """What was found.
+    """What was found."""
 
-    Args:
-        steps: how many the log has.
-        unlike: the rounds whose steps do not follow from the answers on record.
-        missing: the rounds that have a step and no answers on record.
-        checked: answers that were computed again.
-        digest: of the weights after the last step.
-        record: names the log and the answers: whoever has verified the same, has the same.
-    """
-
-    steps: int
-    unlike: list[int]
-    missing: list[int]
+    steps: int  # of the log
+    unlike: list[int]  # the rounds whose steps do not follow from the answers on record
+    missing: list[int]  # those without answers on record
     checked: list[Checked]
-    digest: str
-    record: str
+    digest: str  # of the weights after the last step
+    record: str  # names log and answers: whoever has verified the same has the same
 
     @property
     def forged(self) -> bool:
@@ -121,16 +111,11 @@ def verify(
         for name in names:
             client = answers.names.index(name)
             plan = next(message for message, clients in plans[number].items() if client in clients)
-            kept, items = answers.lines[number].answers[client], hosted.items[name]
-            checked.append(Checked(number, name, *computed_again(worker, plan, client, items, kept)))
+            about = plan, client, hosted.items[name], answers.lines[number].answers[client]
+            checked.append(Checked(number, name, *computed_again(worker, *about)))
     worker.catch_up(orbit.records[at:])
     record = blake2b(orbit.end + answers.digest, digest_size=16).hexdigest()
     return Verified(orbit.last, unlike, missing, checked, worker.space.digest(), record)
-
-
-def drawn_seed() -> int:
-    """A seed for the sample that nobody could know beforehand."""
-    return secrets.randbits(63)
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------
@@ -142,11 +127,9 @@ def retraced(
     """Do the coordinator's work again, with the answers on record in place of clients.
 
     Returns:
-        Of the wanted rounds the plans, each with the clients it was for; the rounds whose steps are others than the
-        log's; and those without a record.
+        The wanted rounds' plans, with the clients each is for; the rounds with another step; those without a record.
     """
-    header, method = orbit.header, orbit.header.method
-    count = len(answers.names)
+    header, method, count = orbit.header, orbit.header.method, len(answers.names)
     settings = header.layout, header.seed, [0] * count, spec.per_round or count, spec.aggregation, spec.bounds
     coordinator = Coordinator(method, *settings)
     coordinator.bounds = Bounds(proportion="off", claims="off")  # whose answer was refused is not on record
@@ -161,10 +144,9 @@ def retraced(
         if step.round in wanted:
             plans[step.round] = coordinator.plans()
         try:
-            for client, kept in line.answers.items():
-                coordinator.examples[client] = kept.examples
-                update = Message(MessageKind.UPDATE, method.code, step.round, client, kept.update)
-                coordinator.receive(update.encode(), client)
+            for client, (coordinator.examples[client], update) in line.answers.items():
+                message = Message(MessageKind.UPDATE, method.code, step.round, client, update)
+                coordinator.receive(message.encode(), client)
         except MessageError:
             unlike.append(step.round)  # no coordinator takes such an answer
         made = Message.decode(coordinator.close()).payload
@@ -226,33 +208,32 @@ class Watched(LocalClient):
         return [Projection(next(self._said, one.rho), one.loss) if one.usable else one for one in found]
 
 
-def computed_again(
-    worker: Worker, plan: bytes, client: int, items: Sequence[Any], kept: Kept
-) -> tuple[float, float, float, Literal["right", "open", "forged"], str]:
-    """What `Checked` has of one answer, which is computed at the weights before its round.
+def computed_again(worker: Worker, plan: bytes, client: int, items: Sequence[Any], kept: tuple[int, bytes]) -> Any:
+    """What `Checked` has of one answer, which is computed at the weights before its round, where the worker is.
 
     Args:
-        worker: at these weights.
+        worker: the model.
         plan: the round's message.
         client: the client's number.
         items: its examples.
-        kept: the answer on record.
+        kept: on record: how many examples it claims, and its update.
     """
     method, message = worker.method, Message.decode(plan)
     about = About(method, worker.state, "update", message.round)
-    if method.weighting == "examples" and kept.examples != len(items):
-        return kept.examples, len(items), 0, "forged", "how many examples it has"
-    one = None
+    if method.weighting == "examples" and kept[0] != len(items):
+        return kept[0], len(items), 0, "forged", "how many examples it has"
     try:
-        logged = method.decode_update(worker.state, message.round, kept.update)
-        said = [] if isinstance(logged, Coefficients) else logged.numbers(about).tolist()
-        one = Watched(said, worker.space, worker.objective, items, worker.seed, message.round, client)
+        logged = method.decode_update(worker.state, message.round, kept[1])
+    except MessageError as error:
+        return 0, 0, 0, "forged", str(error)
+    said = [] if isinstance(logged, Coefficients) else logged.numbers(about).tolist()
+    one = Watched(said, worker.space, worker.objective, items, worker.seed, message.round, client)
+    try:
         update = method.train(worker.state, method.decode_plan(worker.state, message.payload), one)
-    except (MessageError, NonFiniteError) as error:
+    except NonFiniteError as error:
         return 0, 0, 0, "forged", str(error)
     finally:
-        if one is not None:
-            one.put_back()
+        one.put_back()
     if isinstance(update, Coefficients):
         return _coefficients(update, logged)
     return _estimates(method, about, one.found, update, logged)
