@@ -15,7 +15,7 @@ from fedseed.processes import warm
 from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of
 from fedseed.runs.learner import hosted_of
-from fedseed.runs.parties import joined, load_data, load_parties
+from fedseed.runs.parties import check_counts, joined, load_data, load_parties
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
@@ -76,14 +76,6 @@ def as_attacked(client: ClientData, number: int, recipe: Recipe, attackers: Sequ
     return flip_labels(client, recipe.seed, number, classes) if flipped else client
 
 
-def check_per_round(recipe: Recipe, clients: int) -> int:
-    """Clients in a round. Raises RecipeError if there are not so many."""
-    per_round = recipe.federation.count(clients)
-    if per_round > clients:
-        raise RecipeError(f"federation.per_round = {per_round}: at most the number of clients, {clients}")
-    return per_round
-
-
 def build(
     recipe: Recipe,
     out: Path | str | None = None,
@@ -117,7 +109,8 @@ def build(
         data = recipe.task.load() if parts is None else joined(recipe, parts)
     count = len(data.clients)
     logger.info("data of %s loaded in %.1f s: %d clients", recipe.task.name, time.perf_counter() - began, count)
-    per_round = check_per_round(recipe, count)
+    check_counts(recipe.federation, count)
+    per_round = recipe.federation.count(count)
     team = None
     if workers is not None:
         team = Team(Workers(partial(load_for_worker, recipe.to_toml()), workers, threads), per_round)

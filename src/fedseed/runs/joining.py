@@ -20,9 +20,9 @@ from fedseed.orbit.export import check_free, export_model
 from fedseed.privacy import mechanism_of
 from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Progress, Silent
-from fedseed.runs.assembly import check_per_round, host
+from fedseed.runs.assembly import host
 from fedseed.runs.equipment import Equipment, Evaluation, evaluation_of
-from fedseed.runs.parties import load_site
+from fedseed.runs.parties import check_counts, load_site
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.tasks.data import ClientData, OwnData, TaskData
@@ -56,7 +56,7 @@ def joining(load: "Loading", run: str, transport: Transport, orbit: Path | None 
     if mechanism_of(recipe.method) is not None and not (load.party and recipe.federation.clients is None):
         # as many as privacy's budget allows, as the coordinator counts; parties that know of no other show all
         clients, layout = [0] * len(load.names), client.hosted.header.layout
-        counted = Coordinator(recipe.method, layout, recipe.seed, clients, check_per_round(recipe, len(clients)))
+        counted = Coordinator(recipe.method, layout, recipe.seed, clients, recipe.federation.count(len(clients)))
         client.rounds = counted.last_round(recipe.rounds)
     return client
 
@@ -100,7 +100,7 @@ class Loading:
             names = [client.name for client in whole.clients]
         self.names = names
         self.hosted = matching(clients, names)
-        check_per_round(recipe, len(names))
+        check_counts(recipe.federation, len(names))
         self.identities = identities(recipe, self.hosted, identity)
         if examples is not None:
             self.data = TaskData([ClientData(self._only(), examples)])
