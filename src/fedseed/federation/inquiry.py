@@ -42,9 +42,7 @@ class Inquiry:
         self._asked: set[str] = set()  # hosts that were to evaluate after this round
         self._tried: set[str] = set()  # those of them that need not be asked before all others have been
         self._phases = Phases()
-        self.late: Late[str] = Late(
-            session, lambda host, asked: roster.spoken_for().get(host, 1)
-        )  # hosts that have let the others wait
+        self.late = Late[str](session)  # hosts that have let the others wait
         self._took: dict[str, float] = {}  # seconds from the question to each host's last evaluation
 
     # -- what comes in -----------------------------------------------------------------------------------------------
@@ -191,7 +189,8 @@ class Inquiry:
                     "that can be used"
                 )
             if wait is None and alive:
-                wait = Wait(self.late, late - {evaluator}, 1)
+                hosted = roster.spoken_for()
+                wait = Wait(self.late, {name: hosted.get(name, 1) for name in late - {evaluator}}, 1)
             self.awaited = sorted(late if evaluated or evaluator is None else {*late, evaluator})
             if now >= resend:
                 if alive:

@@ -131,8 +131,9 @@ class Introduction:
             about["begins"] = self._begins
         if self._bring_weights:
             self._bring_weights = False
+            await self.replica.unlearn()
             frame = Message(MessageKind.STEP, hosted.worker.method.code, 0, 0, b"").encode()
-            weights = frame + await self.replica.thread.do(hosted.worker.space.dense)
+            weights = frame + await self.replica.thread.do(self.replica.hosted.worker.space.dense)
             about["weights"] = base64.b64encode(await carry(self.end, weights, "base-weights")).decode()
         reply = await self.end.ask(hosted.host, "hello", Hello(**about).encode(), HELLO_SECONDS)
         if reply is None:

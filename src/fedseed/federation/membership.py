@@ -1,6 +1,7 @@
 """Which processes take part in a run, whom they host, and who of them can be reached."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -117,6 +118,12 @@ class Roster:
             if host in alive and (not self.names or client in self.numbers):
                 found[host] = found.get(host, 0) + 1
         return found
+
+    def work(self, clients: Iterable[int]) -> dict[int, int]:
+        """Of some clients, how many of them are in each one's process: it answers for all of those."""
+        hosts = {client: self.host_of(self.names[client]) for client in clients}
+        counts = Counter(hosts.values())
+        return {client: counts[host] for client, host in hosts.items()}
 
     def outvote(self, host: str, out: bool) -> None:
         """The clients of a process do not fit what most have, or do again."""

@@ -109,6 +109,12 @@ class Replica:
                 self._log.looking = False
                 await self.stop()
 
+    async def unlearn(self) -> None:
+        """Go back to the base, if there are steps on it: the run begins again, and its log with them is gone."""
+        async with self._turn:
+            if self.at:
+                await self._begin()
+
     async def _begin(self) -> None:
         await self.stop()  # nothing of another log comes any more
         self._queue.clear()

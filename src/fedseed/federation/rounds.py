@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -107,7 +107,7 @@ class Rounds:
         self._largest = largest
         self._running = False  # whether a round was begun here
         self.idle: set[int] = set()  # who has sent nothing before, which is said once of those without examples
-        self.late = Late(session, self._work)  # who has let the others wait since its last answer that counts
+        self.late = Late[int](session)  # who has let the others wait since its last answer that counts
         self._fetching: set[asyncio.Task[None]] = set()
         self._before: OpenRound | None = None  # the one before the open one
         self._room = Room(largest)
@@ -375,7 +375,7 @@ class Rounds:
         deadline = clock() + self.session.settings.deadline
         between = self.session.end.resend_seconds
         resend = clock() + between
-        wait = Wait(self.late, current.clients, self._least)
+        wait = Wait(self.late, self.roster.work(current.clients), self._least)
         while current.missing:
             await self.session.pause(0.25)
             missing = self.missing(current)
@@ -399,11 +399,6 @@ class Rounds:
 
     def _names(self, clients: Sequence[int]) -> list[str]:
         return [self.roster.names[client] for client in clients]
-
-    def _work(self, client: int, asked: Set[int]) -> int:
-        """How many of the clients who are asked are in the same process."""
-        host = self.roster.host_of(self.roster.names[client])
-        return sum(self.roster.host_of(self.roster.names[other]) == host for other in asked)
 
     def _leave_out(self, current: OpenRound, wait: Wait[int]) -> None:
         """The deadline, or the patience, is over: whoever is there and has sent nothing that counts would go on so.

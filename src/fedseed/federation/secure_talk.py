@@ -106,7 +106,7 @@ class SecureTalk:
         began = resend = clock()
         longer = 2 ** min(self._failed, 6)
         until = began + self.session.settings.deadline * longer
-        wait = Wait(self.late, asks.keys(), min(least, len(asks) - 1), longer)
+        wait = Wait(self.late, self.roster.work(asks), min(least, len(asks) - 1), longer)
         while missing := asks.keys() - self._answers.keys():
             now = clock()
             held = wait.holding(self._answers.keys())

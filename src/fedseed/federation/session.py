@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Hashable, Set
+from collections.abc import Callable, Collection, Hashable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -202,12 +202,10 @@ class Late(Generic[Who]):
 
     Args:
         session: the conversation.
-        work: how much of the work of a wait is somebody's: of two that are in one process, each has to wait for both.
     """
 
-    def __init__(self, session: Session, work: Callable[[Who, Set[Who]], int] = lambda who, asked: 1) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
-        self.work = work
         self._out: dict[Who, tuple[float, float]] = {}  # until when, and for how many seconds
         self._owed: dict[Who, float] = {}  # seconds for which the others have waited
 
@@ -249,12 +247,12 @@ class Wait(Generic[Who]):
 
     Args:
         late: what is known of each.
-        asked: who is waited for.
+        asked: who is waited for, and for how much work: of two that are in one process, each has to wait for both.
         least: answers without which nothing can go on.
         longer: how many times as much patience as usual.
     """
 
-    def __init__(self, late: Late[Who], asked: Set[Who], least: int, longer: float = 1.0) -> None:
+    def __init__(self, late: Late[Who], asked: Mapping[Who, int], least: int, longer: float = 1.0) -> None:
         self._late = late
         self._asked = asked
         self._least = max(least, (len(asked) + 1) // 2)
@@ -266,23 +264,23 @@ class Wait(Generic[Who]):
 
     def _fair(self, who: Who) -> float:
         """Seconds that somebody may take without holding anybody up."""
-        return max(GRACE_SECONDS, TIMES * self._needed * self._late.work(who, self._asked)) * self._longer
+        return max(GRACE_SECONDS, TIMES * self._needed * self._asked.get(who, 1)) * self._longer
 
     def holding(self, answered: Set[Who]) -> Set[Who]:
         """Notes who has answered by now; returns who is not waited for any longer."""
         took, enough = self.seconds, len(self._answered) >= self._least
-        for who in (answered & self._asked) - self._answered:
+        for who in (answered & self._asked.keys()) - self._answered:
             if enough and took > self._fair(who):
                 self._hold_up(who)
             else:
                 self._in_time.add(who)
                 self._late.owe(who, -max(took, GRACE_SECONDS))
-                self._needed = max(self._needed, took / self._late.work(who, self._asked))
+                self._needed = max(self._needed, took / self._asked[who])
         self._answered = frozenset(answered)
         if not enough:
             return set()
         held = set()
-        for who in self._asked - answered:
+        for who in self._asked.keys() - answered:
             fair = self._fair(who)
             if took > fair + self._late.patience(who, self._needed) * self._longer:
                 held.add(who)
@@ -290,7 +288,7 @@ class Wait(Generic[Who]):
 
     def _hold_up(self, who: Who) -> None:
         """Somebody has held the others up until now: for half as long, each of them may itself, as machines stall."""
-        seconds = self.seconds - self._fair(who)
+        seconds = max(0.0, self.seconds - self._fair(who))
         self._late.owe(who, seconds)
         for other in self._in_time:
             self._late.owe(other, -seconds / 2)

@@ -103,9 +103,9 @@ class NetworkBackend(Backend):
         try:
             return self._loop.run_until_complete(work)
         except LogLostError as error:
-            remedy = "start `fedseed serve` again with the same --out, it puts the log there again from the orbit"
-            if self.spec.method.catch_up.replaces:
-                remedy = "the weights were there: begin again with another --out"
+            replaces = self.spec.method.catch_up.replaces
+            how = "the weights were there, it makes all rounds again" if replaces else "it has the log in the orbit"
+            remedy = f"start `fedseed serve` again with the same --out: {how}"
             raise NetworkError(f"{error}: {remedy}") from error
 
     async def _start(self, recipe: Recipe, run: str, transport: Transport, fresh: bool) -> None:

@@ -373,7 +373,11 @@ class WeightsStore(StepStore):
             return Restored(number, contents, records)
         if not self.path.exists():
             if begun and self.follows:
-                raise FedseedError(f"{self.folder}: the server has lost this run's weights; start again elsewhere")
+                if self.coordinator.private or self.coordinator.sums:  # clients would say more than they have said
+                    raise FedseedError(f"{self.folder}: the server has lost this run's weights; start again elsewhere")
+                warn(f"{self.folder}: the server has lost this run's weights: all rounds are done again")
+                self._forget_kept()
+                return Restored(0, [])
             if begun:
                 raise FedseedError(f"{self.folder}: {self.name} is missing, and with it what the run has learnt")
             return Restored(0, [])
