@@ -1,7 +1,7 @@
 # make quickstart   sets up what is missing, then tunes the project's own base with Ferret beside FedAvg
 # make check        before a commit: style, types, the quick tests
 # make test         style, and all that a user relies on
-# make slow         types, and the rest of the tests: whole matrices, long series of kills
+# make slow         types, and the rest of the tests: wider matrices, long series of kills
 # make gpu        everything that is to be tried on a GPU, where there is one; the report goes to gpu-report.md
 # make trackers   installs all trackers (W&B, MLflow) and runs their tests
 # make mutate       makes small mistakes in the code and sees whether a test fails (scripts/mutate.py)

@@ -2,7 +2,7 @@
 
 - `make check` leaves out what is marked `long`: tests that start processes, train for seconds or need a server.
 - `make test` runs all but what is marked `slow`.
-- `make slow` (FEDSEED_SLOW=1) runs what is marked `slow`: whole matrices of which the others have a part, long faults.
+- `make slow` (FEDSEED_SLOW=1) runs what is marked `slow`: wider matrices of which the others have a part, long faults.
 
 `tiered` takes of a matrix what has every value, or every pair of values, always; what has every pair, or every three of
 them, in the slow tier.
