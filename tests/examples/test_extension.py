@@ -31,19 +31,6 @@ def environment(path):
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, source])), "COLUMNS": "200"}
 
 
-ADDED = {"methods": "mean-sign", "tasks": "sums", "metrics": "first_word", "aggregation": "central-mean",
-         "trackers": "json-lines", "transports": "folder"}  # fmt: skip
-
-
-@pytest.mark.long
-def test_what_the_package_adds_is_listed_with_its_origin(installed):
-    for what, name in ADDED.items():
-        lines = run("list", what, path=[installed]).stdout.splitlines()
-        assert any(line.startswith(name) and "fedseed-extension 0.1.0" in line for line in lines)
-        assert any("built in" in line for line in lines)
-    assert "mean-sign" not in run("list", "methods").stdout
-
-
 @pytest.mark.long
 def test_a_run_with_everything_from_the_package(installed, tmp_path):
     out = tmp_path / "run"

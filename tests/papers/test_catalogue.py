@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedseed.errors import RecipeError
 from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
 from fedseed.runs.recipe import packaged_recipes
-from fedseed_papers.catalogue import NOTHING, SCALES, catalogue, chosen, scale_of
+from fedseed_papers.catalogue import NOTHING, SCALES, catalogue
 from fedseed_papers.measuring import SMALL_MAKERS
 from fedseed_papers.reproducing import EXACT
 
@@ -32,18 +31,3 @@ def test_what_an_item_names_is_there(item):
     if item.small in packaged_sweeps():
         sweep = read_sweep(packaged_sweeps()[item.small])
         assert len(sweep.seeds) >= 3
-
-
-def test_names_and_scales():
-    assert [item.name for item in chosen("Ferret/Figure-7")] == ["ferret/figure-7"]
-    assert len(chosen("ferret")) == sum(item.paper == "ferret" for item in catalogue()) < len(chosen("all"))
-    with pytest.raises(
-        RecipeError, match=r"reproduce ferret/figure-99: there is no such item; there are ferret/figure-1, "
-    ):
-        chosen("ferret/figure-99")
-    (item,) = chosen("fedkseed/table-3")
-    assert scale_of(item, None) == "exact" and scale_of(item, "small") == "small"
-    with pytest.raises(RecipeError, match="--scale exact: ferret/table-3 can be made at scale published"):
-        scale_of(chosen("ferret/table-3")[0], "exact")
-    with pytest.raises(RecipeError, match=r"feedsign/table-6: .*nothing to measure"):
-        scale_of(chosen("feedsign/table-6")[0], None)

@@ -109,19 +109,6 @@ def test_the_hadamard_cosine_is_that_of_its_directions(size, length, count):
     assert basis.expected_cosine(length, count) == pytest.approx(expected, rel=1e-12)
 
 
-def test_moments_and_cosines_by_hand():
-    for basis, kurtosis in (
-        (Basis("normal"), 3.0),
-        (Basis("rademacher"), 1.0),
-        (Basis("lowrank", rank=1), 1.0),
-        (Basis("lowrank", rank=4), 2.5),
-    ):
-        assert basis.kurtosis(50) == kurtosis and basis.variance(50) == 1.0
-        assert basis.expected_cosine(50, 7) == pytest.approx((7 / (50 + kurtosis + 5)) ** 0.5)
-    assert Basis("truncated_normal").kurtosis(10**8) == pytest.approx(1.8, rel=1e-6)
-    assert Basis("hadamard").kurtosis(50) == Basis("hadamard").variance(50) == 1.0
-
-
 def test_the_last_direction_and_no_elements():
     last = (1 << 32) - 1
     assert len(Basis("normal").direction(last, 7, 9)) == 2 and len(Basis("normal").direction(0, 7, 7)) == 0
