@@ -10,7 +10,6 @@ from fedseed.errors import RecipeError
 from fedseed.objectives.batches import length_of, micro_batches
 from fedseed.objectives.losses import Options
 from fedseed.objectives.masked import Blank
-from fedseed.objectives.seq2seq import Pair
 from fedseed.objectives.tokens import Tokens
 
 
@@ -39,7 +38,7 @@ def test_options_and_both_sides_of_a_pair_are_counted():
     taught = Options(choice.sequences, 1, (1,), True)  # only the right option goes through the model
     assert list(map(len, micro_batches([choice] * 4, 9, 60))) == [2, 2]  # 3 rows of 10 each
     assert list(map(len, micro_batches([taught] * 4, 9, 8))) == [2, 2]  # a row of 4 each
-    pairs = [Pair((1,) * 10, (2,) * 2), Pair((1,) * 4, (2,) * 5)]
+    pairs = [Tokens((1,) * 12, 10, encoded=True), Tokens((1,) * 9, 4, encoded=True)]
     assert list(map(len, micro_batches(pairs, 9, 30))) == [2]  # two rows of 10 and 5
     assert list(map(len, micro_batches(pairs, 9, 29))) == [1, 1]
     blanks = [Blank((1,) * 8, 2, (3, 4), 0)] * 3

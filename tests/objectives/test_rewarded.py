@@ -10,7 +10,7 @@ from fedseed.models.loading import load_model
 from fedseed.objectives.evaluation import generate
 from fedseed.objectives.losses import CausalLM
 from fedseed.objectives.rewarded import Rewarded
-from fedseed.objectives.seq2seq import Seq2SeqLM, answers_of
+from fedseed.objectives.seq2seq import Seq2SeqLM
 from fedseed.runs.assembly import Federation
 from fedseed.tasks.data import Example
 from support.text_bases import write
@@ -98,7 +98,7 @@ def test_what_cant_be_mapped_is_generated_by_direction(small, tmp_path):
     space, objective = ParameterSpace(model), Rewarded(Seq2SeqLM(tokenizer), heard, 4)
     items = objective.prepare([Example("the film was great", "good"), Example("so bad", "bad")])
     assert objective.losses(model, items).tolist() == [
-        -len(text) / 8 for text in answers_of(model, objective.language, ["the film was great", "so bad"], 4)
+        -len(text) / 8 for text in generate(model, objective.language, ["the film was great", "so bad"], 4)
     ]
     basis = Basis("lowrank", 3)
     expected = alone(space, objective, items, basis, [1, 2], [0.3, 0.3])

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fedseed.models.loading import load_model
-from fedseed.objectives.evaluation import choice_metrics, language_metrics, mean_loss
+from fedseed.objectives.evaluation import choice_metrics, generate, language_metrics, mean_loss
 from fedseed.objectives.losses import Choices
-from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM, answers_of
+from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM
 from fedseed.tasks.data import Choice, Example
 from support.text_bases import write
 
@@ -63,7 +63,7 @@ def test_answers_are_those_of_one_prompt_at_a_time(base):
     model, tokenizer = base
     objective = Seq2SeqLM(tokenizer)
     prompts = [e.prompt for e in EXAMPLES]
-    said = answers_of(model, objective, prompts, 6, batch=2)
+    said = generate(model, objective, prompts, 6, batch=2)
     for prompt, text in zip(prompts, said, strict=True):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         alone = model.generate(input_ids=ids, max_new_tokens=6, do_sample=False, num_beams=1)

@@ -5,7 +5,6 @@ from typing import Any
 
 from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Options
-from fedseed.objectives.seq2seq import Pair
 
 
 def sequences_of(item: Any) -> Sequence[Any]:
@@ -43,10 +42,16 @@ def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -
                 f"method.training.batch_tokens = {tokens}: these examples have no tokens; leave it out and set "
                 "method.training.batch"
             )
-        sides = [(one.source, one.target) if isinstance(one, Pair) else (one.ids, ()) for one in sequences_of(item)]
-        alone = len(sides), max(len(first) for first, _ in sides), max(len(second) for _, second in sides)
+        sides = [_sides(one) for one in sequences_of(item)]
+        alone = len(sides), max(first for first, _ in sides), max(second for _, second in sides)
         size = size[0] + alone[0], max(size[1], alone[1]), max(size[2], alone[2])
         if size[0] * (size[1] + size[2]) > tokens and at > begin:
             yield items[begin:at]
             begin, size = at, alone
     yield items[begin:]
+
+
+def _sides(sequence: Any) -> tuple[int, int]:
+    """Returns a sequence's tokens in an encoder (or all), and in a decoder apart from it."""
+    encoded = sequence.response_start if getattr(sequence, "encoded", False) else len(sequence.ids)
+    return encoded, len(sequence.ids) - encoded

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedseed.errors import RecipeError
-from fedseed.objectives.losses import Scoring
+from fedseed.objectives.losses import Scoring, TextObjective
 from fedseed.objectives.tokens import padded
 from fedseed.tasks.data import MASK, Choice, Cloze, Picture
 
@@ -35,33 +35,28 @@ def classes_of(examples: Sequence[Choice | Cloze]) -> tuple[str, ...]:
     return tuple(option.strip() for option in options[0])
 
 
-class TextClasses(Scoring):
+class TextClasses(Scoring, TextObjective):
     """Which class a text is of: cross-entropy of the logits of a classification head.
 
     The text is a `Choice`'s own, or its prompt if it has none; of a `Cloze` the text with the tokenizer's mask token in
-    its blank, or nothing there where the tokenizer has none.
-
-    Args:
-        tokenizer: a `transformers` tokenizer.
-        max_length: texts with more tokens are dropped and counted in `dropped`.
+    its blank, or nothing there where the tokenizer has none. `TextObjective` has the arguments.
 
     Raises:
         ValueError: the tokenizer has nothing to fill up shorter texts with.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int = 512) -> None:
-        super().__init__(tokenizer, max_length)
-        self.pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        if self.pad is None:
-            raise ValueError("its tokenizer has no token to pad with (pad_token)")
+    @property
+    def needed(self) -> tuple[str, str]:  # type: ignore[override]
+        """The token that pads: a text ends with no token of its own."""
+        return ("pad_token", "token to pad with") if self.tokenizer.eos_token_id is None else TextObjective.needed
 
-    def item(self, example: Choice | Cloze) -> ClassifiedText | None:
+    def items(self, example: Choice | Cloze) -> list[ClassifiedText]:
         if isinstance(example, Choice):
             text = example.text or example.prompt
         else:
             text = example.text.replace(MASK, self.tokenizer.mask_token or "")
         ids = tuple(self.tokenizer(text)["input_ids"])
-        return None if len(ids) > self.max_length else ClassifiedText(ids, example.gold)
+        return [ClassifiedText(ids, example.gold)] if len(ids) <= self.max_length else []
 
     def scores(self, model: Any, items: Sequence[ClassifiedText], at_once: int | None = None) -> torch.Tensor:
         """Returns the classes' logits."""
@@ -83,15 +78,14 @@ class Images(Scoring):
     """
 
     def __init__(self, processor: Any, kept: int = KEPT) -> None:
-        super().__init__(None, 0)
         self.processor = processor
         self._kept = kept
         self._made: dict[Picture, torch.Tensor] = {}  # a picture is a key by its identity
         mean = getattr(processor, "image_mean", None)
         self._channels = len(mean) if isinstance(mean, list | tuple) else None
 
-    def item(self, example: Picture) -> Picture:
-        """The picture as it is: pixel values are made when they are used.
+    def items(self, example: Picture) -> list[Picture]:
+        """Returns the picture as it is: pixel values are made when they are used.
 
         Raises:
             RecipeError: its channels are not those of the processor.
@@ -101,10 +95,10 @@ class Images(Scoring):
             raise RecipeError(
                 f"model.base: a picture has {channels} channels, the model's image processor takes {self._channels}"
             )
-        return example
+        return [example]
 
     def pixel_values(self, items: Sequence[Picture]) -> torch.Tensor:
-        """What the model is given: float32, shape (items, channels, height, width)."""
+        """Returns what the model is given: float32, shape (items, channels, height, width)."""
         new = [item for item in dict.fromkeys(items) if item not in self._made]
         made = dict(zip(new, self._process(new), strict=True)) if new else {}
         values = torch.stack([made[item] if item in made else self._made[item] for item in items])

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from fedseed.models import adapters
-from fedseed.objectives.losses import CausalLM, Objective, Scoring
-from fedseed.objectives.seq2seq import Seq2SeqLM, answers_of
-from fedseed.objectives.tokens import longest_input, padded
+from fedseed.objectives.generation import continued
+from fedseed.objectives.losses import CausalLM, Objective, Scoring, TextObjective
+from fedseed.objectives.seq2seq import Seq2SeqLM
+from fedseed.objectives.tokens import longest_input
 from fedseed.tasks import metrics as scoring
 from fedseed.tasks.data import Example
 
@@ -30,7 +31,7 @@ def mean_loss(model: torch.nn.Module, objective: Objective, items: Sequence[Any]
 @torch.no_grad()
 def generate(
     model: Any,
-    objective: CausalLM,
+    objective: TextObjective,
     prompts: Sequence[str] | Sequence[Sequence[int]],
     max_new_tokens: int,
     batch: int = 64,
@@ -38,14 +39,14 @@ def generate(
     ends: Sequence[int] = (),
     around: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
 ) -> list[str]:
-    """Returns greedy responses, in the order of the prompts, which are padded on the left and batched by length.
+    """Returns greedy responses, in the order of the prompts, which are batched by length.
 
     A prompt that leaves fewer positions than `max_new_tokens` gets as many tokens as the model has room for.
     With an adapter's virtual tokens only prompts of one length share a batch: padding would stand between the virtual
     tokens and the prompt, and push them away from each other.
 
     Args:
-        model: a causal language model.
+        model: a causal language model, or an encoder-decoder.
         objective: tokenises the prompts.
         prompts: ready to be tokenised, or tokens (a chat's, say).
         max_new_tokens: of each response.
@@ -57,33 +58,25 @@ def generate(
     model.eval()
     tokenizer = objective.tokenizer
     encoded = [objective.prompt_ids(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
-    limit = longest_input(model)
-    room = [max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids)) for ids in encoded]
+    limit, encodes = longest_input(model), objective.encodes
+    taken = [1 if encodes else len(ids) for ids in encoded]  # of the positions: an encoder-decoder's start token
+    room = [max_new_tokens if limit is None else min(max_new_tokens, limit - count) for count in taken]
     stops = [tokenizer.eos_token_id, *ends]
     if stop:  # generation may end early where the stop is one token; the text is cut in any case
-        last = tokenizer(stop, add_special_tokens=False)["input_ids"][-1]
+        last = objective.ids_of(stop)[-1]
         stops += [last] if tokenizer.decode([last]) == stop else []
+    how: dict[str, Any] = {} if encodes else {"eos_token_id": stops}  # an encoder-decoder's configuration says it
     texts = [""] * len(prompts)
-    alone = adapters.has_virtual_tokens(model)
-    order = sorted((i for i in range(len(encoded)) if room[i] == max_new_tokens), key=lambda i: (len(encoded[i]), i))
-    parts = [list(group) for _, group in groupby(order, lambda i: len(encoded[i]) if alone else 0)]
+    apart = adapters.has_virtual_tokens(model)
+    most = max(room, default=0)
+    order = sorted((i for i in range(len(encoded)) if 0 < room[i] == most), key=lambda i: (len(encoded[i]), i))
+    parts = [list(group) for _, group in groupby(order, lambda i: len(encoded[i]) if apart else 0)]
     batches = [part[at : at + batch] for part in parts for at in range(0, len(part), batch)]
     # alone where there is less room than wanted, for that depends on a prompt's length
-    for rows in [*batches, *([i] for i in range(len(encoded)) if 0 < room[i] < max_new_tokens)]:
-        ids, mask = padded([encoded[i] for i in rows], objective.pad, left=True)
-        device = next(model.parameters()).device
-        shown = nullcontext() if around is None else around(rows)
-        with adapters.at_home(model, device), adapters.hushed(), shown:
-            output = model.generate(
-                input_ids=ids.to(device),
-                attention_mask=mask.to(device),
-                max_new_tokens=room[rows[0]],
-                do_sample=False,
-                num_beams=1,
-                pad_token_id=objective.pad,
-                eos_token_id=stops,
-            )
-        for i, tokens in zip(rows, output[:, ids.shape[1] :].tolist(), strict=True):
+    for rows in [*batches, *([i] for i in range(len(encoded)) if 0 < room[i] < most)]:
+        with nullcontext() if around is None else around(rows):
+            found = continued(model, [encoded[i] for i in rows], objective.pad, room[rows[0]], encodes, **how)
+        for i, tokens in zip(rows, found, strict=True):
             said = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
             text = tokenizer.decode(tokens[:said], skip_special_tokens=True)
             texts[i] = text.split(stop)[0] if stop else text
@@ -139,16 +132,14 @@ def responses_to(
         examples: the examples.
         items: the last item of each.
         max_new_tokens: of each response.
-        around: gives what a batch is generated in, from its examples' numbers, row by row; of causal models.
+        around: gives what a batch is generated in, from its examples' numbers, row by row.
     """
-    if isinstance(objective, Seq2SeqLM):
-        return answers_of(model, objective, [example.prompt for example in examples], max_new_tokens)
 
     def within(rows: Sequence[int], numbers: Sequence[int]) -> AbstractContextManager[Any]:
         return nullcontext() if around is None else around([rows[number] for number in numbers])
 
     texts = [""] * len(examples)
-    ended = [(e.stop, objective.ends_of(e)) for e in examples]
+    ended = [("" if objective.encodes else e.stop, objective.ends_of(e)) for e in examples]
     for stop, ends in sorted(set(ended)):
         rows = [i for i, how in enumerate(ended) if how == (stop, ends)]
         prompts = [items[i].ids[: items[i].response_start] for i in rows]

@@ -8,7 +8,7 @@ import torch
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.models import adapters
-from fedseed.objectives.tokens import beginning, longest_input
+from fedseed.objectives.tokens import beginning, longest_input, padded
 
 Turns = Sequence[Mapping[str, str]]  # {"role": ..., "content": ...} each
 
@@ -28,6 +28,31 @@ class Writing:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+
+
+@torch.no_grad()
+def continued(
+    model: Any, prompts: Sequence[Sequence[int]], pad: int | None, room: int, encodes: bool, **how: Any
+) -> list[list[int]]:
+    """Returns the tokens that a model makes of each of some prompts, which go through it together.
+
+    Args:
+        model: a causal (or encoder-decoder) language model, with an adapter or without.
+        prompts: tokens.
+        pad: what fills up shorter prompts, at their beginning or, for an encoder, at their end; None: 0.
+        room: new tokens at most.
+        encodes: whether an encoder reads the prompts.
+        how: what else `generate` of transformers is given.
+    """
+    ids, mask = padded(prompts, pad or 0, left=not encodes)
+    device = next(model.parameters()).device
+    with adapters.at_home(model, device), adapters.hushed():
+        output = model.generate(
+            input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=room, num_beams=1,
+            pad_token_id=pad, **{"do_sample": False, **how},
+        )  # fmt: skip
+    made: list[list[int]] = output[:, 0 if encodes else ids.shape[1] :].tolist()
+    return made
 
 
 class Writer:
@@ -52,12 +77,12 @@ class Writer:
         self._ends = sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
 
     def after(self, prompt: str, writing: Writing) -> str:
-        """What follows a prompt, which the model sees as training has shown it prompts: as it stands."""
+        """Returns what follows a prompt, which the model sees as training has shown it prompts: as it stands."""
         start = () if self._encodes else beginning(self.tokenizer)
         return self._write([*start, *self._ids(prompt, self._encodes)], writing)
 
     def answer(self, turns: Turns, writing: Writing) -> str:
-        """The assistant's next turn, by the tokenizer's chat template.
+        """Returns the assistant's next turn, by the tokenizer's chat template.
 
         Args:
             turns: the conversation so far.
@@ -82,7 +107,6 @@ class Writer:
         found: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return found
 
-    @torch.no_grad()
     def _write(self, ids: Sequence[int], writing: Writing) -> str:
         if not ids:
             raise RecipeError("the prompt is empty")
@@ -90,19 +114,12 @@ class Writer:
         room = writing.max_tokens if limit is None else min(writing.max_tokens, limit - len(ids))
         if room < 1:
             raise FedseedError(f"the prompt has {len(ids):,} tokens, the model has {limit:,} positions: shorten it")
-        device = next(self.model.parameters()).device
-        drawn: dict[str, Any] = {"do_sample": False}
+        device, pad = next(self.model.parameters()).device, self.tokenizer.pad_token_id
+        pad = self._ends[0] if pad is None and self._ends else pad
+        drawn: dict[str, Any] = {"eos_token_id": self._ends or None}
         if writing.temperature > 0:
-            drawn = {"do_sample": True, "temperature": writing.temperature, "top_p": writing.top_p, "top_k": 0}
-        tokens = torch.tensor([ids], device=device)
-        pad = self.tokenizer.pad_token_id
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), adapters.at_home(self.model, device), adapters.hushed():
+            drawn |= {"do_sample": True, "temperature": writing.temperature, "top_p": writing.top_p, "top_k": 0}
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(writing.seed)
-            output = self.model.generate(
-                input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=room, num_beams=1,
-                pad_token_id=self._ends[0] if pad is None and self._ends else pad, eos_token_id=self._ends or None,
-                **drawn,
-            )  # fmt: skip
-        new = output[0, 0 if self._encodes else len(ids) :].tolist()
+            (new,) = continued(self.model, [ids], pad, room, self._encodes, **drawn)
         return str(self.tokenizer.decode(new, skip_special_tokens=True))

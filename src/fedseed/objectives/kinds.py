@@ -13,7 +13,7 @@ import torch
 from fedseed.models.architectures import Architecture
 from fedseed.objectives.classification import Images, TextClasses, classes_of
 from fedseed.objectives.evaluation import choice_metrics, language_metrics, mean_loss
-from fedseed.objectives.losses import CausalLM, Choices, Objective
+from fedseed.objectives.losses import CausalLM, Choices, Objective, TextObjective
 from fedseed.objectives.masked import MaskedLM, NextWords
 from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM
@@ -48,33 +48,27 @@ def _measure_language(objective: Any, data: TaskData, settings: EvaluationSettin
     return lambda model, examples: language_metrics(model, objective, examples, settings.max_new_tokens, scores)
 
 
-def _measure_choices(
-    objective: Any, data: TaskData, settings: EvaluationSettings, batch: int = 32, classes: bool = False
-) -> Measure:
-    return lambda model, examples: choice_metrics(model, objective, examples, batch, classes)
+def _choosing(batch: int, classes: bool = False) -> Callable[[Any, TaskData, EvaluationSettings], Measure]:
+    return lambda objective, data, settings: (
+        lambda model, examples: choice_metrics(model, objective, examples, batch, classes)
+    )
 
 
-def _truncating(make: Any) -> Callable[[Any, EvaluationSettings], Objective]:
-    return lambda tokenizer, settings: make(tokenizer, settings.max_length, settings.truncate)
+def _texts(made: type[TextObjective]) -> Callable[..., Objective]:
+    return lambda tokenizer, settings, prefix="": made(tokenizer, settings.max_length, settings.truncate, prefix)
 
-
-def _dropping(make: Any) -> Callable[..., Objective]:
-    return lambda tokenizer, settings, **prefix: make(tokenizer, settings.max_length, **prefix)
-
-
-_measure_texts = partial(_measure_choices, batch=64, classes=True)
 
 # of a type's kinds, the first is what it is for where nothing says otherwise
 KINDS: tuple[ExampleKind, ...] = (
-    ExampleKind(Example, "causal", _truncating(CausalLM), _measure_language),
-    ExampleKind(Example, "seq2seq", _dropping(Seq2SeqLM), _measure_language),
-    ExampleKind(NextWord, "causal", _dropping(NextWords), _measure_choices),
-    ExampleKind(Choice, "causal", _truncating(Choices), _measure_choices),
-    ExampleKind(Choice, "seq2seq", _dropping(Seq2SeqChoices), _measure_choices),
-    ExampleKind(Choice, "classification", _dropping(TextClasses), _measure_texts, bases=("masked",)),
-    ExampleKind(Cloze, "masked", _dropping(MaskedLM), _measure_choices),
-    ExampleKind(Cloze, "classification", _dropping(TextClasses), _measure_texts),
-    ExampleKind(Picture, "image", lambda processor, settings: Images(processor), partial(_measure_choices, batch=64)),
+    ExampleKind(Example, "causal", _texts(CausalLM), _measure_language),
+    ExampleKind(Example, "seq2seq", _texts(Seq2SeqLM), _measure_language),
+    ExampleKind(NextWord, "causal", _texts(NextWords), _choosing(32)),
+    ExampleKind(Choice, "causal", _texts(Choices), _choosing(32)),
+    ExampleKind(Choice, "seq2seq", _texts(Seq2SeqChoices), _choosing(32)),
+    ExampleKind(Choice, "classification", _texts(TextClasses), _choosing(64, classes=True), bases=("masked",)),
+    ExampleKind(Cloze, "masked", _texts(MaskedLM), _choosing(32)),
+    ExampleKind(Cloze, "classification", _texts(TextClasses), _choosing(64, classes=True)),
+    ExampleKind(Picture, "image", lambda processor, settings: Images(processor), _choosing(64)),
 )
 
 

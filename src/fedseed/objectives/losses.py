@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -19,57 +19,84 @@ from fedseed.tasks.data import Chat, ChatStyle, Choice, Example
 IGNORE = -100  # label of a token without loss
 
 
-class Objective(Protocol):
-    """What training and evaluation ask of an objective.
+class Objective(ABC):
+    """What training and evaluation ask of an objective, and what most objectives share.
 
     Args:
         dropped: how many examples could not be used so far.
     """
 
-    dropped: int
-
-    def prepare(self, examples: Sequence[Any]) -> list[Any]:
-        """Turn examples into items once (tokenise, ...); examples that can't be used are left out."""
-        ...
-
-    def weight(self, item: Any) -> int:
-        """How many terms the item's loss is a sum of (response tokens, or 1)."""
-        ...
-
-    def losses(self, model: torch.nn.Module, items: Sequence[Any]) -> torch.Tensor:
-        """Each item's loss, summed over its terms: float32, shape (items,), differentiable."""
-        ...
-
-
-class Scoring(ABC):
-    """What objectives share that score an item's options, words or classes, of which number `item.gold` is right.
-
-    The loss is the cross-entropy of the scores, the prediction the highest.
-
-    Args:
-        tokenizer: a `transformers` tokenizer.
-        max_length: examples with more tokens are dropped and counted in `dropped`.
-    """
-
-    def __init__(self, tokenizer: Any, max_length: int) -> None:
-        self.tokenizer = tokenizer
-        self.max_length = max_length
-        self.dropped = 0
+    dropped = 0
 
     @abstractmethod
-    def item(self, example: Any) -> Any:
-        """Returns what an example becomes; None: it is too long.
+    def items(self, example: Any) -> list[Any]:
+        """Returns what an example becomes (tokens, say): one item mostly; none if it can't be used.
 
         Raises:
             ValueError: the model's tokenizer can't say it.
         """
 
     def prepare(self, examples: Sequence[Any]) -> list[Any]:
-        """Turns examples into items; drops what is too long."""
-        made = [self.item(example) for example in examples]
-        kept = [item for item in made if item is not None]
-        self.dropped += len(made) - len(kept)
-        return kept
+        """Turns examples into items, once; those that can't be used are left out, and counted in `dropped`."""
+        made = [self.items(example) for example in examples]
+        self.dropped += made.count([])
+        return [item for items in made for item in items]
+
+    def weight(self, item: Any) -> int:
+        """Returns how many terms the item's loss is a sum of (response tokens, or 1)."""
+        return 1
+
+    @abstractmethod
+    def losses(self, model: Any, items: Sequence[Any]) -> torch.Tensor:
+        """Returns each item's loss, summed over its terms: float32, shape (items,), differentiable."""
+
+
+class TextObjective(Objective):
+    """An objective on texts.
+
+    Args:
+        tokenizer: a `transformers` tokenizer.
+        max_length: tokens that an item may have; examples with more are dropped, unless the objective cuts them.
+        truncate: how they are cut (`fedseed.objectives.tokens.fitted`), by objectives that do.
+        prefix: stands before every prompt, such as T5's "summarize: "; for encoder-decoders.
+
+    Raises:
+        ValueError: the tokenizer lacks a special token.
+    """
+
+    needed: ClassVar[tuple[str, str]] = ("eos_token", "end-of-sequence token")  # it pads, where no other token does
+    encodes: ClassVar[bool] = False  # whether an encoder reads the prompts
+
+    def __init__(self, tokenizer: Any, max_length: int = 1024, truncate: Truncate = "drop", prefix: str = "") -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.truncate = truncate
+        self.prefix = prefix
+        needed = getattr(tokenizer, f"{self.needed[0]}_id")
+        if needed is None:
+            raise ValueError(f"its tokenizer has no {self.needed[1]} ({self.needed[0]})")
+        self.pad = needed if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+    @cached_property
+    def start(self) -> tuple[int, ...]:
+        """The tokens at the beginning of every text."""
+        return beginning(self.tokenizer)
+
+    def ids_of(self, text: str) -> list[int]:
+        """Returns a text's tokens, without special ones."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """Returns the tokens of what stands before the response."""
+        return [*self.start, *self.ids_of(prompt)]
+
+
+class Scoring(Objective):
+    """What objectives share that score an item's options, words or classes, of which number `item.gold` is right.
+
+    The loss is the cross-entropy of the scores, the prediction the highest.
+    """
 
     @abstractmethod
     def scores(self, model: Any, items: Sequence[Any], at_once: int | None = None) -> torch.Tensor:
@@ -78,15 +105,11 @@ class Scoring(ABC):
         Args:
             model: what scores them.
             items: prepared examples.
-            at_once: sequences in a batch; None: all in one.
+            at_once: sequences in a batch, where an item has several; None: all in one.
 
         Returns:
             float32, shape (items, most options), differentiable; -inf where an item has fewer options.
         """
-
-    def weight(self, item: Any) -> int:
-        """Returns how many terms the item's loss is a sum of: each choice is one."""
-        return 1
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
         """Returns each item's loss from its scores, summed over its terms, shape (items,)."""
@@ -113,46 +136,22 @@ def losses_of_rows(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.segment_reduce(each, "sum", lengths=kept.sum(1), unsafe=True)
 
 
-class CausalLM:
+class CausalLM(TextObjective):
     """Next-token loss on the response only (and on the end-of-sequence token after it).
 
     The sequence is what the tokenizer puts before any text (BOS or nothing, `fedseed.objectives.tokens.beginning`),
     prompt, response, EOS (or the example's own `stop`); prompt and response are tokenised apart, so that the boundary
     does not depend on merges across it. Without a prompt all of the text is learnt. A chat is what its tokenizer's
-    template writes (`fedseed.objectives.chats`), with loss on what the assistant says.
-
-    Args:
-        tokenizer: a `transformers` tokenizer with an EOS token.
-        max_length: tokens that an example may have.
-        truncate: what becomes of longer ones (`fedseed.objectives.tokens.fitted`); those that are left out are counted
-            in `dropped`.
-
-    Raises:
-        ValueError: the tokenizer has no EOS token.
+    template writes (`fedseed.objectives.chats`), with loss on what the assistant says. Longer examples are cut as
+    `truncate` says. `TextObjective` has the arguments and errors.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int = 1024, truncate: Truncate = "drop") -> None:
-        if tokenizer.eos_token_id is None:
-            raise ValueError("its tokenizer has no end-of-sequence token (eos_token)")
-        self.tokenizer = tokenizer
-        self.max_length = max_length
-        self.truncate = truncate
-        self.dropped = 0
-        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self._templates: dict[str, ChatTemplate] = {}
-
     @cached_property
-    def start(self) -> tuple[int, ...]:
-        """The tokens at the beginning of every text."""
-        return beginning(self.tokenizer)
-
-    def prompt_ids(self, prompt: str) -> list[int]:
-        """Ids of what stands before the response."""
-        ids: list[int] = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        return [*self.start, *ids]
+    def _templates(self) -> dict[str, ChatTemplate]:
+        return {}
 
     def prepare(self, examples: Sequence[Example]) -> list[Tokens]:
-        """Tokenise; cut or drop what is longer than `max_length`.
+        """Tokenises; cuts or drops what is longer than `max_length`.
 
         A chat may become several items, one for each answer: in the plain form, and where its template rewrites
         earlier answers. So may a text that is split.
@@ -163,26 +162,29 @@ class CausalLM:
         items, refused = [], []
         for example in examples:
             try:
-                made = self._encoded(example)
+                made = self.items(example)
             except ValueError as error:
                 refused.append(str(error))
-                continue
-            ids = made[0].ids
-            begins = max(  # a chat begins as its template wants it
-                len(self.start) if ids[: len(self.start)] == self.start else 0,
-                int(ids[:1] == (self.tokenizer.bos_token_id,)),
-            )
-            cut = (fitted(tokens, self.max_length, self.truncate, begins) for tokens in made)
-            kept = [one for pieces in cut for one in pieces if one.terms]
-            self.dropped += not kept
-            items += kept
+            else:
+                self.dropped += not made
+                items += made
         if refused:
             rest = f" (and {len(refused) - 1:,} more chats)" if len(refused) > 1 else ""
             raise RecipeError(refused[0] + rest)
         return items
 
+    def items(self, example: Example) -> list[Tokens]:
+        whole = self._encoded(example)
+        ids = whole[0].ids
+        begins = max(  # a chat begins as its template wants it
+            len(self.start) if ids[: len(self.start)] == self.start else 0,
+            int(ids[:1] == (self.tokenizer.bos_token_id,)),
+        )
+        cut = (fitted(tokens, self.max_length, self.truncate, begins) for tokens in whole)
+        return [one for pieces in cut for one in pieces if one.terms]
+
     def _encoded(self, example: Example) -> list[Tokens]:
-        """An example's tokens, of whatever length; of a chat in its plain form, those of each answer that is learnt."""
+        """Returns an example's tokens, however many; of a chat in its plain form, those of each answer with loss."""
         if not isinstance(example, Chat):
             return [self._pair(example.prompt, example.response, example.stop)]
         template = self._template_of(example.style)
@@ -193,13 +195,12 @@ class CausalLM:
         return [self._pair(*plain_form(example.messages, example.tools, i), remarks=remarks) for i in wanted]
 
     def _pair(self, prompt: str, response: str, stop: str = "", remarks: tuple[str, ...] = ()) -> Tokens:
-        before = self.prompt_ids(prompt)
-        after = self.tokenizer(response + stop, add_special_tokens=False)["input_ids"]
+        before, after = self.prompt_ids(prompt), self.ids_of(response + stop)
         ids = (*before, *after) if stop else (*before, *after, self.tokenizer.eos_token_id)
         return Tokens(ids, max(1, len(before)), remarks=remarks)  # nothing says what a first token should be
 
     def _template_of(self, style: ChatStyle) -> ChatTemplate | None:
-        """What writes chats of a style; None: they are written plainly."""
+        """Returns what writes chats of a style; None: they are written plainly."""
         if style.writing == "plain" or (style.writing == "auto" and not self.tokenizer.chat_template):
             return None
         if style.writing == "own" and not self.tokenizer.chat_template:
@@ -214,17 +215,16 @@ class CausalLM:
         return self._templates[style.template]
 
     def ends_of(self, example: Example) -> tuple[int, ...]:
-        """The tokens that end a response to an example, besides the end-of-sequence token."""
+        """Returns the tokens that end a response to an example, besides the end-of-sequence token."""
         template = self._template_of(example.style) if isinstance(example, Chat) else None
         end = None if template is None else template.end_of_turn
         return () if end is None or end == self.tokenizer.eos_token_id else (end,)
 
     def weight(self, item: Tokens) -> int:
-        """Response tokens, with what ends the response."""
         return item.terms
 
     def collate(self, items: Sequence[Tokens], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Right-padded (input_ids, attention_mask, labels), each (batch, longest)."""
+        """Returns right-padded (input_ids, attention_mask, labels), each (batch, longest)."""
         ids, mask = padded([item.ids for item in items], self.pad)
         labels = torch.full_like(ids, IGNORE)
         for row, item in enumerate(items):
@@ -232,8 +232,7 @@ class CausalLM:
                 labels[row, begin:end] = ids[row, begin:end]
         return ids.to(device), mask.to(device), labels.to(device)
 
-    def losses(self, model: torch.nn.Module, items: Sequence[Tokens]) -> torch.Tensor:
-        """Sum of -log p over the response tokens of each item."""
+    def losses(self, model: Any, items: Sequence[Tokens]) -> torch.Tensor:
         device = next(model.parameters()).device
         ids, mask, labels = self.collate(items, device)
         with adapters.at_home(model, device):
@@ -252,50 +251,46 @@ class Options:
     teacher_forcing: bool
 
 
-class Choices(Scoring):
+class Choices(Scoring, TextObjective):
     """Which of an example's options follows its prompt (MeZO's classification and multiple choice).
 
     An option's score is its mean token log-probability after the prompt; the loss is the cross-entropy of the scores,
     the prediction the highest. Nothing stands after an option, no EOS either. With `teacher_forcing` the prediction is
     the same, but the loss is that of the right option's tokens.
 
-    Args:
-        tokenizer: a `transformers` tokenizer with an EOS token.
-        max_length: tokens that a sequence may have.
-        truncate: "left": longer prompts are cut at their beginning. Else such examples are dropped, and counted in
-            `dropped`; so are those whose options alone are too long.
+    `TextObjective` has the arguments and errors. With `truncate` "left" longer prompts are cut at their beginning; else
+    such examples are dropped, as are those whose options alone are too long.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int = 1024, truncate: Truncate = "drop") -> None:
-        super().__init__(tokenizer, max_length)
-        self.truncate = truncate
-        self._language = CausalLM(tokenizer, max_length)
+    @cached_property
+    def language(self) -> Any:
+        """What says how likely sequences are."""
+        return CausalLM(self.tokenizer, self.max_length)
 
-    def item(self, example: Choice) -> Options | None:
-        prompt = self._language.prompt_ids(example.prompt)
-        options = [self.tokenizer(option, add_special_tokens=False)["input_ids"] for option in example.options]
+    def items(self, example: Choice) -> list[Options]:
+        prompt, options = self.prompt_ids(example.prompt), [self.ids_of(option) for option in example.options]
         if not all(options):
             raise ValueError(f"option {example.options[options.index([])]!r} has no token")
         over = len(prompt) + max(map(len, options)) - self.max_length
-        kept = len(self._language.start)
+        kept = len(self.start)
         if over > 0 and (self.truncate != "left" or len(prompt) - over <= kept):
-            return None
+            return []
         if over > 0:  # all options stand after the same prompt
             prompt = prompt[:kept] + prompt[kept + over :]
         sequences = tuple(Tokens((*prompt, *ids), len(prompt), cut=max(0, over)) for ids in options)
-        return Options(sequences, example.gold, example.right or (example.gold,), example.teacher_forcing)
+        return [Options(sequences, example.gold, example.right or (example.gold,), example.teacher_forcing)]
 
     def weight(self, item: Options) -> int:
-        """Each choice is one term; with teacher forcing, each token of the right option."""
-        return self._language.weight(item.sequences[item.gold]) if item.teacher_forcing else 1
+        """Returns 1 for a choice, with teacher forcing the right option's tokens."""
+        return item.sequences[item.gold].terms if item.teacher_forcing else 1
 
     def scores(self, model: Any, items: Sequence[Options], at_once: int | None = None) -> torch.Tensor:
         """Returns the mean token log-probability of every option."""
         sequences = [sequence for item in items for sequence in item.sequences]
         size = at_once or len(sequences)
-        parts = [self._language.losses(model, sequences[at : at + size]) for at in range(0, len(sequences), size)]
+        parts = [self.language.losses(model, sequences[at : at + size]) for at in range(0, len(sequences), size)]
         summed = torch.cat(parts)
-        lengths = torch.tensor([self._language.weight(s) for s in sequences], device=summed.device)
+        lengths = torch.tensor([sequence.terms for sequence in sequences], device=summed.device)
         places = [(row, column) for row, item in enumerate(items) for column in range(len(item.sequences))]
         rows, columns = torch.tensor(places, device=summed.device).T
         empty = summed.new_full((len(items), max(len(item.sequences) for item in items)), -torch.inf)
@@ -303,21 +298,21 @@ class Choices(Scoring):
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Options]) -> torch.Tensor:
         chosen = super().losses_of(scores, items)
-        if not any(item.teacher_forcing for item in items):
+        forced = torch.tensor([item.teacher_forcing for item in items], device=scores.device)
+        if not forced.any():
             return chosen
         weights = torch.tensor([self.weight(item) for item in items], device=scores.device)
         gold = torch.tensor([item.gold for item in items], device=scores.device)
-        spoken = -scores.gather(1, gold[:, None])[:, 0] * weights
-        forced = torch.tensor([item.teacher_forcing for item in items], device=scores.device)
-        return torch.where(forced, spoken, chosen)
+        return torch.where(forced, -scores.gather(1, gold[:, None])[:, 0] * weights, chosen)
 
     def losses(self, model: Any, items: Sequence[Options]) -> torch.Tensor:
         if all(item.teacher_forcing for item in items):  # the other options are not needed
-            return self._language.losses(model, [item.sequences[item.gold] for item in items])
+            spoken: torch.Tensor = self.language.losses(model, [item.sequences[item.gold] for item in items])
+            return spoken
         return super().losses(model, items)
 
 
-class Supervised:
+class Supervised(Objective):
     """(input, target) pairs of tensors for any torch module.
 
     Args:
@@ -326,18 +321,12 @@ class Supervised:
 
     def __init__(self, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         self.loss = loss
-        self.dropped = 0
 
-    def prepare(self, examples: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The pairs as they are."""
-        return list(examples)
-
-    def weight(self, item: tuple[torch.Tensor, torch.Tensor]) -> int:
-        """Each pair is one term."""
-        return 1
+    def items(self, example: tuple[torch.Tensor, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [example]
 
     def losses(self, model: torch.nn.Module, items: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """The pairs' losses.
+        """Returns the pairs' losses.
 
         Raises:
             RecipeError: the loss function does not return one for each pair.

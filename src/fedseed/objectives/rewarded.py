@@ -6,15 +6,15 @@ Strategies at Scale", arXiv 2509.24372): an answer is right, a text is short, a 
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from fedseed.objectives.evaluation import responses_to
-from fedseed.objectives.losses import CausalLM
-from fedseed.objectives.seq2seq import Pair, Seq2SeqLM
+from fedseed.objectives.losses import CausalLM, Objective
+from fedseed.objectives.seq2seq import Seq2SeqLM
 from fedseed.objectives.tokens import Tokens
 from fedseed.randomness import Basis
 from fedseed.tasks.data import Example
@@ -25,26 +25,18 @@ from fedseed.weights.space import ParameterSpace
 
 
 @dataclass(frozen=True)
-class Asked:
-    """An example whose answer is rewarded.
+class Asked(Tokens):
+    """An example whose answer is rewarded, as its language objective has it.
 
     Args:
         example: what the reward function gets.
-        tokens: the same as its language objective has it; the next three are the tokens' own.
-        ids: all of them, the expected answer's too.
-        cut: how many were cut away.
-        remarks: what else was done to the example.
     """
 
-    example: Example
-    tokens: Tokens | Pair
-    ids: tuple[int, ...]
-    cut: int = 0
-    remarks: tuple[str, ...] = ()
+    example: Example = field(kw_only=True)
 
 
-class Rewarded:
-    """An objective (`fedseed.objectives.losses.Objective`) for methods that need no gradients.
+class Rewarded(Objective):
+    """An objective for methods that need no gradients.
 
     The mean loss of a batch is minus the mean reward of the answers that the model, with the weights of the moment,
     writes greedily.
@@ -61,28 +53,21 @@ class Rewarded:
     def __init__(self, language: CausalLM | Seq2SeqLM, reward: Any, max_new_tokens: int = 32) -> None:
         self.language = language
         self.tokenizer = language.tokenizer
-        self.dropped = 0
         self.judge = reward if isinstance(reward, Judge) else Judge(reward)
         self.max_new_tokens = max_new_tokens
 
-    def prepare(self, examples: Sequence[Example]) -> list[Asked]:
-        """Tokenise; an example is asked once, also a chat that has several answers to be learnt: for the last one."""
-        made = [(example, items[-1]) for example in examples if (items := self.language.prepare([example]))]
-        self.dropped += len(examples) - len(made)
-        return [Asked(e, t, t.ids, getattr(t, "cut", 0), getattr(t, "remarks", ())) for e, t in made]
-
-    def weight(self, item: Asked) -> int:
-        """Each answer is one term."""
-        return 1
+    def items(self, example: Example) -> list[Asked]:
+        """Tokenises; an example is asked once, also a chat that has several answers to be learnt: for the last one."""
+        return [Asked(**vars(tokens), example=example) for tokens in self.language.prepare([example])[-1:]]
 
     def answers(self, model: Any, items: Sequence[Asked], around: Any = None) -> list[str]:
-        """What the model says, greedily; `around` as in `responses_to`."""
-        examples, tokens = [item.example for item in items], [item.tokens for item in items]
-        return responses_to(model, self.language, examples, tokens, self.max_new_tokens, around)
+        """Returns what the model says, greedily; `around` as in `responses_to`."""
+        examples = [item.example for item in items]
+        return responses_to(model, self.language, examples, items, self.max_new_tokens, around)
 
     @torch.no_grad()
     def losses(self, model: torch.nn.Module, items: Sequence[Asked]) -> torch.Tensor:
-        """Minus each answer's reward: float32, no gradient; NaN where a reward is not finite.
+        """Returns minus each answer's reward: float32, no gradient; NaN where a reward is not finite.
 
         Raises:
             FedseedError: the reward function raised, returned no number, or took too long.
@@ -97,7 +82,7 @@ class Rewarded:
         directions: Sequence[int],
         scales: float | Sequence[float],
     ) -> torch.Tensor:
-        """The losses of items each of which is answered at w + scales[i] * direction(directions[i]).
+        """Returns the losses of items each of which is answered at w + scales[i] * direction(directions[i]).
 
         With "lowrank" directions all answers are written in one go, a token of each at a time (`space.perturbed_rows`);
         where that can't be, those of one direction after the other. The answers are the same, unless two tokens are
@@ -116,7 +101,7 @@ class Rewarded:
         moves = moves_of(directions, scales)
         if len(items) != len(moves):
             raise ValueError(f"{len(items)} items for {len(moves)} directions")
-        if space.rows.possible(basis) and not isinstance(self.language, Seq2SeqLM):
+        if space.rows.possible(basis) and not self.language.encodes:
 
             def around(rows: Sequence[int]) -> AbstractContextManager[Any]:
                 return space.perturbed_rows(basis, [moves[i][0] for i in rows], [moves[i][1] for i in rows])
@@ -130,6 +115,6 @@ class Rewarded:
         return losses_by_direction(space, partial(self.losses, space.model), items, basis, moves, often=True)
 
     def judged(self, items: Sequence[Asked], answers: Sequence[str], device: torch.device) -> torch.Tensor:
-        """Minus the answers' rewards, shape (items,)."""
+        """Returns minus the answers' rewards, shape (items,)."""
         rewards = self.judge([item.example for item in items], answers)
         return -torch.tensor(rewards, dtype=torch.float32, device=device)

@@ -23,6 +23,7 @@ class Tokens:
         spans: the tokens that carry loss, in ascending order; none: all from `response_start` on.
         cut: how many tokens were cut away.
         remarks: what else was done to it (`fedseed.objectives.prepared.REMARKS`).
+        encoded: whether an encoder reads what stands before the response, and a decoder answers.
     """
 
     ids: tuple[int, ...]
@@ -30,6 +31,7 @@ class Tokens:
     spans: tuple[Span, ...] = ()
     cut: int = 0
     remarks: tuple[str, ...] = ()
+    encoded: bool = False
 
     @property
     def learnt(self) -> tuple[Span, ...]:

@@ -1,10 +1,7 @@
 """The side of a run that has the model: clients with their examples, the orbit's header, threads, memory, losses."""
 
-import tempfile
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +19,6 @@ from fedseed.orbit import AdapterStart, Header
 from fedseed.privacy import settings_of
 from fedseed.reports.machine import resident_memory
 from fedseed.runs.equipment import Evaluation
-from fedseed.runs.folder import MEMORY
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import ClientData
 from fedseed.training.memory import Memory
@@ -111,27 +107,9 @@ def peak_memory(devices: Sequence[torch.device] = ()) -> int:
     return resident_memory(peak=True) if held is None else held
 
 
-def memory_of(run: object, method: Method, out: Path | None, shared: bool) -> Memory:
-    """In the run's folder; without one in this process, or, for its workers, in a temporary folder.
-
-    Args:
-        run: a temporary folder goes when this does.
-        method: the method.
-        out: the run's folder.
-        shared: whether several processes are to find it.
-    """
-    if not method.remembers or (out is None and not shared):
-        return Memory()
-    if out is not None:
-        return Memory(out / MEMORY)
-    folder = tempfile.TemporaryDirectory(prefix="fedseed-memory-")
-    weakref.finalize(run, folder.cleanup)
-    return Memory(Path(folder.name))
-
-
 def check_memory(memory: Memory, method: Method, rounds: int) -> None:
     """Raise FedseedError if clients have kept something in `rounds` earlier rounds, and it is not there."""
-    if method.remembers and rounds and memory.folder is not None and not memory.folder.is_dir():
+    if method.remembers and rounds and not memory.folder.is_dir():
         raise FedseedError(
             f"{memory.folder} is missing, and with it what clients had yet to send: the run can't go on; begin anew "
             "with --overwrite, or choose another folder with --out"

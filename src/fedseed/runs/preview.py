@@ -10,7 +10,6 @@ from fedseed.objectives.losses import Objective, Options
 from fedseed.objectives.masked import Blank, Prompted
 from fedseed.objectives.prepared import Prepared, about, idle, prepare_clients
 from fedseed.objectives.rewarded import Asked
-from fedseed.objectives.seq2seq import Pair
 from fedseed.objectives.tokens import Tokens, longest_input
 from fedseed.runs.equipment import kind_for, within
 from fedseed.runs.recipe import Recipe
@@ -135,12 +134,8 @@ def _counts(client: Prepared, examples: int) -> Counts:
 
 def _sequence(item: Any) -> Tokens:
     """What an item shows: its tokens, its right option's, or its text with the blank."""
-    if isinstance(item, Asked):
-        return _sequence(item.tokens)
     if isinstance(item, Options):
         return _sequence(item.sequences[item.gold])
-    if isinstance(item, Pair):  # what the encoder reads, then what the decoder says
-        return Tokens(item.ids, len(item.source), ((len(item.source), len(item.ids)),))
     if isinstance(item, ClassifiedText):
         return Tokens(item.ids, len(item.ids), ((0, 0),))
     if isinstance(item, Prompted):

@@ -37,13 +37,14 @@ from fedseed.reports.progress import Progress, Silent, shown_by
 from fedseed.reports.results import RoundLine
 from fedseed.runs.costs import RunResult
 from fedseed.runs.equipment import Evaluation
-from fedseed.runs.folder import RunFolder
-from fedseed.runs.learner import check_memory, hosted_of, limited, loss_of, memory_of, peak_memory
+from fedseed.runs.folder import MEMORY, RunFolder
+from fedseed.runs.learner import check_memory, hosted_of, limited, loss_of, peak_memory
 from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import StepStore, step_store
 from fedseed.runs.workers import Evaluate, Team, Train, Work, Workers
 from fedseed.tasks.data import ClientData
+from fedseed.training.memory import Memory
 from fedseed.transport.base import CoordinatorEnd
 
 MOST_ATTEMPTS = 20  # of a round: clients that are at hand would do the same once more
@@ -277,7 +278,7 @@ class Simulation(Backend):
         self.loop = Loop(self, shown_by(progress))
         self.progress = self.loop.progress
         self._store: StepStore | None = None  # where steps are kept; nowhere without a folder
-        self.worker.memory = memory_of(self, spec.method, spec.folder, workers is not None)
+        self.worker.memory = Memory(None if spec.folder is None else spec.folder / MEMORY)
         self.team, self._about_workers = self._assemble(workers, per_round)
         self.clients = AtHand(self.hosted, self.coordinator, byzantine, self.team, self.progress)
 
@@ -291,7 +292,8 @@ class Simulation(Backend):
                 "nothing to do; with federation.joint = false each client's is a message of its own"
             )
         team = workers if isinstance(workers, Team) else Team(workers, per_round)
-        team.expect(self.hosted.start, self.method.catch_up.replaces, self.worker.memory.folder)
+        memory = self.worker.memory.folder if self.method.remembers else None
+        team.expect(self.hosted.start, self.method.catch_up.replaces, memory)
         weakref.finalize(self, team.close)  # of a simulation that never runs, too
         threads = "1 thread" if workers.threads == 1 else f"{workers.threads} threads"
         return team, f"{len(team.seats)} worker process{'es' * (len(team.seats) > 1)}, {threads} each"

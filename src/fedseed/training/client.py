@@ -132,7 +132,7 @@ class LocalClient:
         self.seed = seed
         self.round = round
         self.number = number
-        self.memory = Memory() if memory is None else memory
+        self.memory = memory or Memory()
         self.cost = ClientCost()
         self._start: Sequence[torch.Tensor] | None = None
         self._finer: Sequence[torch.Tensor] | None = None  # the weights now, where the model has only their rounding
@@ -252,33 +252,38 @@ class LocalClient:
         return list(method.measured(self, basis, along, items, one_sided))
 
     @torch.no_grad()
-    def loss(self, items: Sequence[Any]) -> float:
-        """Returns the mean loss over all terms of `items` at the weights as they are; one forward pass, no dropout."""
+    def _losses(self, items: Sequence[Any]) -> list[float]:
+        """Returns the items' losses at the weights as they are, each summed over its terms; no dropout."""
         if any(module.training for module in self.space.model.modules()):
             self.space.model.eval()
         self.cost.forward_passes += 1
         with self.phase("local"):
-            losses = self.objective.losses(self.space.model, items).tolist()
-        return sum(losses) / sum(self.objective.weight(item) for item in items)
+            found: list[float] = self.objective.losses(self.space.model, items).tolist()
+        return found
+
+    def _perturbed(self, basis: Basis, k: int, scale: float) -> AbstractContextManager[None]:
+        return self.space.perturbed(basis, k, scale, often=getattr(self.objective, "calls_often", False))
+
+    def _terms(self, items: Sequence[Any]) -> int:
+        return sum(map(self.objective.weight, items))
+
+    def loss(self, items: Sequence[Any]) -> float:
+        """Returns the mean loss over all terms of `items` at the weights as they are; one forward pass, no dropout."""
+        return sum(self._losses(items)) / self._terms(items)
 
     def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
         """Returns the mean loss at w + scale * direction(k)."""
-        with self.space.perturbed(basis, k, scale, often=getattr(self.objective, "calls_often", False)):
+        with self._perturbed(basis, k, scale):
             loss = self.loss(items)
         self.cost.losses.append(loss)
         return loss
 
-    @torch.no_grad()
     def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
         """Returns the mean loss over each item's own terms at w + scale * direction(k); one forward pass."""
         if not items:
             return []
-        often = getattr(self.objective, "calls_often", False)
-        moved = self.space.perturbed(basis, k, scale, often=often) if scale else nullcontext()
-        self.space.model.eval()
-        self.cost.forward_passes += 1
-        with self.phase("local"), moved:
-            losses = self.objective.losses(self.space.model, items).tolist()
+        with self._perturbed(basis, k, scale) if scale else nullcontext():
+            losses = self._losses(items)
         return [loss / self.objective.weight(item) for loss, item in zip(losses, items, strict=True)]
 
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
@@ -322,13 +327,13 @@ class LocalClient:
             while True:
                 steps.clear()
                 parts = micro_batches(items, training.batch, training.batch_tokens)
-                loss = self._accumulate_gradient(items, parts, steps.scale.value, training.autocast)
+                loss = self._accumulate_gradient(items, parts, steps.scale, training.autocast)
                 if not isfinite(loss):
                     return loss
                 if steps.step():
                     taken += 1
                     return loss
-                if not steps.scale.lower():
+                if not steps.lower_scale():
                     self.skip("the gradient is not finite")
                     return loss
 
@@ -337,7 +342,7 @@ class LocalClient:
         if self.cost.skipped_steps and not taken:
             raise NonFiniteError(
                 f"the gradient was finite in none of {self.cost.skipped_steps} local steps "
-                f"(at a loss scale of {steps.scale.value:g})"
+                f"(at a loss scale of {steps.scale:g})"
             )
         self._end(steps)
 
@@ -367,7 +372,7 @@ class LocalClient:
             self.add_gradient(items, 1.0, micro_batch)
         finally:
             gradient = self.space.take_gradient()
-        return gradient, sum(self.objective.weight(item) for item in items)
+        return gradient, self._terms(items)
 
     def gradient_batch(self, batch: int | None) -> list[Any]:
         """Draws the examples that `gradient` looks at. Raises NonFiniteError if the client has no examples."""
@@ -405,7 +410,7 @@ class LocalClient:
         # a gradient is gone before the next has come: a loss scale can't be changed for what overflows
         steps = steps_of(training, self.space.vector, self._rounder, self._finer, adapts=False)
         self._finer = steps.finer
-        decay, rate, scale = training.weight_decay, training.learning_rate, steps.scale.value
+        decay, rate, scale = training.weight_decay, training.learning_rate, steps.scale
         spent = 0.0
 
         def take(index: int, gradient: torch.Tensor) -> None:
@@ -459,7 +464,7 @@ class LocalClient:
         self, items: Sequence[Any], parts: Iterable[Sequence[Any]], share: float, autocast: Autocast | None = None
     ) -> float:
         """Adds `share` times the mean loss' gradient over all terms of `items`, part by part; returns the loss."""
-        terms = sum(self.objective.weight(item) for item in items)
+        terms = self._terms(items)
         total = 0.0
         for part in parts:
             with self.autocast(autocast):

@@ -4,8 +4,12 @@ A round may be computed again: the process was killed before the round counted, 
 client kept in the last rounds is there by round: a round finds what was kept before it, whatever came later.
 """
 
+import shutil
+import weakref
 import zlib
+from functools import cached_property
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 
@@ -17,19 +21,27 @@ VERSIONS = 3  # of each client's: a round that is computed ahead, the one before
 
 
 class Memory:
-    """Vectors of clients, in a folder or in this process' memory.
+    """Vectors of clients in a folder.
 
     Args:
-        folder: where files are, one for each client and round; it is made when it is first needed. None: in memory, and
-            gone with this object.
+        folder: where files are, one for each client and round; it is made when it is first needed. None: a temporary
+            folder, which goes with this object.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
-        self._held: dict[int, dict[int, Floats]] = {}
+        self._given = folder
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where the files are; for other processes, too."""
+        if self._given is not None:
+            return self._given
+        made = mkdtemp(prefix="fedseed-memory-")
+        weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
+        return Path(made)
 
     def recall(self, client: int, round: int, size: int) -> Floats | None:
-        """A copy of what a client kept last before a round; None: nothing.
+        """Returns a copy of what a client kept last before a round; None: nothing.
 
         Args:
             client: its number.
@@ -39,13 +51,19 @@ class Memory:
         Raises:
             FedseedError: a file is damaged, or of a model of another size.
         """
-        before = [number for number in self._rounds(client) if number < round]
-        if not before:
+        path = next((path for number, path in reversed(self._kept(client)) if number < round), None)
+        if path is None:
             return None
-        return self._held[client][before[-1]].copy() if self.folder is None else self._read(client, before[-1], size)
+        try:
+            data = path.read_bytes() if path.stat().st_size == 4 + 4 * size else b""
+        except OSError as error:
+            raise FedseedError(f"{path}: can't be read: {error.strerror or error}") from error
+        if not data or zlib.crc32(memoryview(data)[4:]) != int.from_bytes(data[:4], "little"):
+            raise FedseedError(f"{path}: damaged: what the client had yet to send is lost, and the run can't go on")
+        return np.frombuffer(data, dtype="<f4", offset=4).astype(np.float32)
 
     def keep(self, client: int, round: int, vector: Floats) -> None:
-        """Keep a vector, on disk before this returns; what is older than needed is forgotten.
+        """Keeps a vector, on disk before this returns; what is older than needed is forgotten.
 
         Args:
             client: its number.
@@ -55,38 +73,17 @@ class Memory:
         Raises:
             StorageError: it can't be written.
         """
-        if self.folder is None:
-            self._held.setdefault(client, {})[round] = vector.copy()
-        else:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            data = vector.astype("<f4", copy=False).data.cast("B")
-            with replacing(self._path(client, round)) as temporary, open(temporary, "wb") as file:
-                file.write(zlib.crc32(data).to_bytes(4, "little"))
-                file.write(data)
-        rounds = self._rounds(client)
-        for number in [n for n in rounds if n > round] + [n for n in rounds if n <= round][:-VERSIONS]:
-            if self.folder is None:
-                del self._held[client][number]
-            else:
-                self._path(client, number).unlink(missing_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = vector.astype("<f4", copy=False).data.cast("B")
+        with replacing(self.folder / f"client-{client}.{round}.f4") as temporary, open(temporary, "wb") as file:
+            file.write(zlib.crc32(data).to_bytes(4, "little"))
+            file.write(data)
+        kept = self._kept(client)
+        old = [path for number, path in kept if number <= round][:-VERSIONS]
+        for path in [path for number, path in kept if number > round] + old:
+            path.unlink(missing_ok=True)
 
-    def _rounds(self, client: int) -> list[int]:
-        """Returns the rounds in which the client kept something that is still there, in ascending order."""
-        if self.folder is None:
-            return sorted(self._held.get(client, ()))
-        names = (path.name.split(".") for path in self.folder.glob(f"client-{client}.*.f4"))
-        return sorted(int(parts[1]) for parts in names if len(parts) == 3)
-
-    def _path(self, client: int, round: int) -> Path:
-        assert self.folder is not None
-        return self.folder / f"client-{client}.{round}.f4"
-
-    def _read(self, client: int, round: int, size: int) -> Floats:
-        path = self._path(client, round)
-        try:
-            data = path.read_bytes() if path.stat().st_size == 4 + 4 * size else b""
-        except OSError as error:
-            raise FedseedError(f"{path}: can't be read: {error.strerror or error}") from error
-        if not data or zlib.crc32(memoryview(data)[4:]) != int.from_bytes(data[:4], "little"):
-            raise FedseedError(f"{path}: damaged: what the client had yet to send is lost, and the run can't go on")
-        return np.frombuffer(data, dtype="<f4", offset=4).astype(np.float32)
+    def _kept(self, client: int) -> list[tuple[int, Path]]:
+        """Returns the client's files by round, in ascending order."""
+        paths = ((path.name.split("."), path) for path in self.folder.glob(f"client-{client}.*.f4"))
+        return sorted((int(parts[1]), path) for parts, path in paths if len(parts) == 3)

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.weights.layout import Layout
 
-HALF = ("bfloat16", "float16")  # dtypes that small steps get lost in
 Autocast = Literal["bfloat16", "float16"]
 
 # recipe name -> class in torch.optim

@@ -27,26 +27,6 @@ FIRST_SCALE = 65536.0  # of the loss, where it adapts
 _SENDING = 0  # the words that weights are sent with; those of steps are counted from 1
 
 
-class LossScale:
-    """What the loss is multiplied by.
-
-    Args:
-        setting: a number, or "auto".
-        float16: whether gradients pass through float16.
-    """
-
-    def __init__(self, setting: float | str, float16: bool) -> None:
-        self.adapts = setting == "auto" and float16
-        self.value = FIRST_SCALE if self.adapts else 1.0 if isinstance(setting, str) else setting
-
-    def lower(self) -> bool:
-        """Halve it after an overflow; whether it could be."""
-        if not self.adapts or self.value <= 1.0:
-            return False
-        self.value /= 2
-        return True
-
-
 class Rounder:
     """Rounds a client's weights stochastically: each tensor's n-th update has random words of its own.
 
@@ -61,17 +41,17 @@ class Rounder:
         self._turns = [_SENDING] * len(vector.parameters)
 
     def begin(self, index: int) -> None:
-        """The next update of a tensor begins."""
+        """Begins the next update of a tensor."""
         self._turns[index] += 1
 
     def put(self, index: int, elements: torch.Tensor, lo: int, values: torch.Tensor) -> None:
-        """elements = values, rounded; they are those from `lo` on of tensor `index`."""
+        """Rounds values into elements, which are those from `lo` on of tensor `index`."""
         start = self._vector.start_of(self._vector.parameters[index]) + lo
         stochastic.write(elements, values, (self._seed, self._turns[index]), start)
 
     @torch.no_grad()
     def send(self, copies: Sequence[torch.Tensor]) -> None:
-        """Let the weights be the float32 copies, rounded; the same each time."""
+        """Makes the weights the float32 copies, rounded; the same each time."""
         turns, self._turns = self._turns, [_SENDING] * len(self._turns)
         for index, (p, copy) in enumerate(zip(self._vector.parameters, copies, strict=True)):
             elements = flat(p)
@@ -81,7 +61,7 @@ class Rounder:
 
 
 def _advance(optimizer: torch.optim.Optimizer) -> None:
-    """A step; where torch counts them is the CPU, all else lies where the weights do."""
+    """Takes a step; torch counts them on the CPU, all else lies where the weights do."""
     with torch.device("cpu"):
         optimizer.step()
 
@@ -92,20 +72,29 @@ class Steps:
     Args:
         training: the settings.
         vector: the weights.
-        scale: of the loss.
+        scale: what the loss is multiplied by.
+        adapts: whether the scale may be lowered after an overflow.
     """
 
     checks = False  # whether gradients are looked at before each step, also where the scale is 1
     lossy = True  # whether 16-bit weights lose small steps
 
-    def __init__(self, training: LocalTraining, vector: Vector, scale: LossScale) -> None:
+    def __init__(self, training: LocalTraining, vector: Vector, scale: float = 1.0, adapts: bool = False) -> None:
         self.training = training
         self.vector = vector
         self.scale = scale
+        self.adapts = adapts
         self.weights: Sequence[torch.Tensor] = vector.parameters  # what the optimiser steps on
         self._optimizer: torch.optim.Optimizer | None = None  # some make their averages at once: when it is needed
 
     finer: Sequence[torch.Tensor] | None = None  # the weights in float32, where the model has only their rounding
+
+    def lower_scale(self) -> bool:
+        """Halves the loss' scale after an overflow; returns whether it could."""
+        if self.adapts and self.scale > 1.0:
+            self.scale /= 2
+            return True
+        return False
 
     # -- from kept gradients -----------------------------------------------------------------------------------------
 
@@ -118,15 +107,15 @@ class Steps:
             self.clear()
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Forgets the gradients."""
         for w in self.weights:
             w.grad = None
 
     def step(self) -> bool:
-        """Let the optimiser take a step; False, with nothing changed, if the gradient is not finite."""
+        """Lets the optimiser take a step; returns False, with nothing changed, if the gradient is not finite."""
         gradients = [w.grad for w in self.weights if w.grad is not None]
         factor = 1.0
-        if self.checks or self.scale.adapts or self.scale.value != 1.0:
+        if self.checks or self.adapts or self.scale != 1.0:
             found = self._factor(gradients)
             if found is None:
                 return False
@@ -138,11 +127,11 @@ class Steps:
 
     def _factor(self, gradients: Sequence[torch.Tensor]) -> float | None:
         """Returns the factor of the gradients, for loss scale and clipping; None: they are not finite."""
-        norm = norm_of(gradients) / self.scale.value
+        norm = norm_of(gradients) / self.scale
         if not isfinite(norm):
             return None
         shorter = 1.0 if self.training.clip is None else min(1.0, self.training.clip / (norm + 1e-6))
-        return shorter / self.scale.value
+        return shorter / self.scale
 
     @torch.no_grad()
     def _take(self, factor: float) -> None:
@@ -155,7 +144,7 @@ class Steps:
         _advance(self._optimizer)
 
     def optimizer(self, weights: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-        """torch's optimiser of some weights."""
+        """Returns torch's optimiser of some weights."""
         training = self.training
         options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
         if training.optimizer in ("sgd", "rmsprop"):
@@ -167,17 +156,17 @@ class Steps:
     # -- plain SGD from each gradient as it comes ----------------------------------------------------------------------
 
     def unscaled(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient, or rows of one, without the loss' scale; in float32 where the steps are."""
-        gradient = gradient.float() if self.checks or self.scale.value != 1.0 else gradient
-        return gradient if self.scale.value == 1.0 else gradient / self.scale.value
+        """Returns a gradient, or rows of one, without the loss' scale; in float32 where the steps are."""
+        gradient = gradient.float() if self.checks or self.scale != 1.0 else gradient
+        return gradient if self.scale == 1.0 else gradient / self.scale
 
     def decayed(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """An unscaled gradient with weight decay."""
+        """Returns an unscaled gradient with weight decay."""
         decay = self.training.weight_decay
         return gradient.add(self.weights[index], alpha=decay) if decay else gradient
 
     def move(self, index: int, gradient: torch.Tensor) -> None:
-        """w <- w - eta g."""
+        """Moves a tensor: w <- w - eta g."""
         self.weights[index].add_(gradient, alpha=-self.training.learning_rate)
 
     def move_rows(self, index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
@@ -195,9 +184,9 @@ class MasterSteps(Steps):
     checks, lossy = True, False
 
     def __init__(
-        self, training: LocalTraining, vector: Vector, scale: LossScale, finer: Sequence[torch.Tensor] | None
+        self, training: LocalTraining, vector: Vector, scale: float, adapts: bool, finer: Sequence[torch.Tensor] | None
     ) -> None:
-        super().__init__(training, vector, scale)
+        super().__init__(training, vector, scale, adapts)
         self.finer = self.weights = [
             p if p.dtype == torch.float32 else torch.nn.Parameter(w.detach().float())
             for p, w in zip(vector.parameters, finer or vector.parameters, strict=True)
@@ -205,7 +194,7 @@ class MasterSteps(Steps):
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Gradients are added up in float32; a 16-bit one is freed as soon as it has arrived."""
+        """Adds gradients up in float32; a 16-bit one is freed as soon as it has arrived."""
 
         def arrived(copy: torch.Tensor, p: torch.Tensor) -> None:
             gradient, p.grad = p.grad, None
@@ -254,8 +243,8 @@ class StochasticSteps(Steps):
 
     checks, lossy = True, False
 
-    def __init__(self, training: LocalTraining, vector: Vector, scale: LossScale, rounder: Rounder) -> None:
-        super().__init__(training, vector, scale)
+    def __init__(self, training: LocalTraining, vector: Vector, scale: float, adapts: bool, rounder: Rounder) -> None:
+        super().__init__(training, vector, scale, adapts)
         self._rounder = rounder
         self._optimizers: dict[tuple[int, int], torch.optim.Optimizer] = {}  # by tensor and first element
 
@@ -268,7 +257,7 @@ class StochasticSteps(Steps):
     def _step_of(
         self, index: int, gradients: torch.Tensor, factor: float, lo: int, hi: int, piece: torch.Tensor
     ) -> torch.Tensor:
-        """A piece after a step of its optimiser, whose averages are kept, the piece itself not."""
+        """Returns a piece after a step of its optimiser, whose averages are kept, the piece itself not."""
         known = self._optimizers.get((index, lo))
         holder: torch.nn.Parameter = torch.nn.Parameter(piece) if known is None else known.param_groups[0]["params"][0]
         holder.data = piece
@@ -281,7 +270,7 @@ class StochasticSteps(Steps):
         return piece
 
     def _change(self, index: int, act: Callable[[int, int, torch.Tensor], torch.Tensor]) -> None:
-        """Let `act` make new values of each piece lo..hi of a tensor, from its values in float32."""
+        """Lets `act` make new values of each piece lo..hi of a tensor, from its values in float32."""
         p = self.vector.parameters[index]
         elements = flat(p)
         self._rounder.begin(index)
@@ -292,7 +281,7 @@ class StochasticSteps(Steps):
         write_back(p, elements)
 
     def _copy(self, piece: torch.Tensor, place: int) -> torch.Tensor:
-        """A piece in float32; a CPU's lie in one of two places that are used again, as new memory is slow to come."""
+        """Returns a piece in float32; a CPU's lies in one of two places, used again, as new memory is slow to come."""
         if not piece.is_cpu:
             return piece.to(torch.float32, copy=True)
         room = self.vector.scratch(torch.float32, 2 * CACHED)
@@ -313,7 +302,7 @@ class StochasticSteps(Steps):
 def steps_of(
     training: LocalTraining, vector: Vector, rounder: Rounder, finer: Sequence[torch.Tensor] | None, adapts: bool
 ) -> Steps:
-    """The steps that the settings ask for.
+    """Returns the steps that the settings ask for.
 
     Args:
         training: the settings.
@@ -325,16 +314,17 @@ def steps_of(
     dtypes = {p.dtype for p in vector.parameters}
     kept = training.small_steps != "nearest" and dtypes != {torch.float32}
     float16 = training.autocast == "float16" or (kept and torch.float16 in dtypes)
-    scale = LossScale(training.loss_scale, float16 and adapts)
+    adapts = training.loss_scale == "auto" and float16 and adapts
+    scale = FIRST_SCALE if adapts else 1.0 if isinstance(training.loss_scale, str) else training.loss_scale
     if not kept:
-        return Steps(training, vector, scale)
+        return Steps(training, vector, scale, adapts)
     if training.small_steps == "master":
-        return MasterSteps(training, vector, scale, finer)
-    return StochasticSteps(training, vector, scale, rounder)
+        return MasterSteps(training, vector, scale, adapts, finer)
+    return StochasticSteps(training, vector, scale, adapts, rounder)
 
 
 def norm_of(gradients: Sequence[torch.Tensor]) -> float:
-    """The Euclidean norm of all of them, summed up in float32; not finite if a value is not."""
+    """Returns the Euclidean norm of all of them, summed up in float32; not finite if a value is not."""
     most = min(PIECE, max((g.numel() for g in gradients), default=0))
     room: dict[torch.device, torch.Tensor] = {}  # used again for each piece, as a CPU's new memory is slow to come
 
