@@ -45,7 +45,7 @@ print("the script runs")
 import beside
 from fedseed import processes
 processes.IMPORTED = ["fedseed.errors", "beside"]
-process, connection = processes.start(beside.say, "a")
+process, connection = processes.start(beside.live, "a")
 print(connection.recv())
 process.join()
 """
@@ -61,11 +61,11 @@ def test_a_forked_process_is_no_other(tmp_path):
     found.mkdir()
     plant(place)
     (found / "beside.py").write_text(
-        "import multiprocessing, os, signal\nmade = os.getpid()\ndef say(connection, word):\n"
+        "import multiprocessing, os, signal\nmade = os.getpid()\ndef live(heard, say, word):\n"
         "    lock = multiprocessing.get_context('spawn').RLock()\n"
         "    deaf = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
         "    same = {'PYTHONPATH', 'PYTHONSAFEPATH'} & set(os.environ)\n"
-        "    connection.send([word, os.getcwd(), made == os.getppid(), deaf, same])\n"
+        "    say([word, os.getcwd(), made == os.getppid(), deaf, same])\n"
     )
     path = [str(found), *(entry for entry in sys.path if entry not in ("", "."))]
     (found / "script.py").write_text(SCRIPT.format(path=path))

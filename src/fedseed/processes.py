@@ -3,7 +3,7 @@
 They find the modules that this one finds, and no others: not those that happen to lie in the working folder with
 somebody's data, such as a `peft.py` or `json.py`, where the command `fedseed` does not look either. (A notebook, which
 does, hands it on.) The script that somebody has started is not run once more. A process ends with the one that asked
-for it: it sees its pipe closed, however that one died.
+for it, in the middle of whatever it does: the system closes a dead process' pipes, however it died.
 
 What forks is the standard library's server. It computes nothing itself, so that no thread of torch or numba exists yet
 when it forks. This module imports no torch; the server does.
@@ -11,11 +11,14 @@ when it forks. This module imports no torch; the server does.
 
 import multiprocessing
 import os
+import pickle
+import queue
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -30,23 +33,24 @@ IMPORTED = [
 ]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
 NEW = multiprocessing.get_context("spawn")
+GONE = 3  # exit code of a process whose asker is gone
 _LOCK = threading.Lock()
 
 
 def start(
-    life: Callable[..., None], *more: Any, threads: int | None = None, new: bool = False
+    life: Callable[..., Any], *more: Any, threads: int | None = None, new: bool = False
 ) -> tuple[BaseProcess, Connection]:
-    """Starts a process that does `life(connection, *more)`, and ends with exit code 1 where that returns or raises.
+    """Starts a process that does `life(heard, say, *more)`; it ends with exit code 1 where that returns or raises.
 
     Args:
-        life: a function of a module.
+        life: a function of a module: `heard` is a queue of what this process sends, `say` sends something back, as does
+            returning it.
         more: what it is called with, pickled.
         threads: how many threads numba and torch have there; None: as many as there are cores.
         new: start a process that has imported nothing, in place of a forked one.
 
     Returns:
-        The process, deaf to Ctrl-C, which is for this one; and this end of the pipe. What ends this process without
-        ending that one makes the pipe's other end raise EOFError.
+        The process, deaf to Ctrl-C, which is for this one; and this end of the pipe.
     """
     ours, theirs = CONTEXT.Pipe()
     process = (NEW if new else CONTEXT).Process(target=_begin, args=(dict(os.environ), threads, life, theirs, *more))
@@ -54,6 +58,11 @@ def start(
         process.start()
     theirs.close()
     return process, ours
+
+
+def tell(connection: Connection, thing: Any) -> None:
+    """Sends something as it is: not as a connection would, with tensors in memory that both share."""
+    connection.send_bytes(pickle.dumps(thing, protocol=5))
 
 
 def warm() -> None:
@@ -89,11 +98,13 @@ def serving() -> Iterator[None]:
 
 
 def _begin(
-    environment: dict[str, str], threads: int | None, life: Callable[..., None], connection: Connection, *more: Any
+    environment: dict[str, str], threads: int | None, life: Callable[..., Any], connection: Connection, *more: Any
 ) -> None:
-    """A process' life: the environment is that of whoever asked, not the server's."""
+    """Lives a process' life: the environment is that of whoever asked, not the server's."""
     os.environ.clear()
     os.environ.update(environment)
+    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, heard), daemon=True).start()
     try:
         if threads is not None:
             import numba
@@ -102,7 +113,8 @@ def _begin(
             os.environ["NUMBA_NUM_THREADS"] = str(threads)
             numba.config.reload_config()  # no thread of its runs yet
             torch.set_num_threads(threads)
-        life(connection, *more)
+        say = partial(tell, connection)
+        say(life(heard, say, *more))
     except BaseException:
         import traceback
 
@@ -111,3 +123,11 @@ def _begin(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # threads that wait never end by themselves
+
+
+def _listen(connection: Connection, heard: "queue.SimpleQueue[Any]") -> None:
+    """Takes what is sent at once, so that whoever sends it never waits; ends the process with the one that asked."""
+    with suppress(EOFError, OSError):
+        while True:
+            heard.put(connection.recv())
+    os._exit(GONE)

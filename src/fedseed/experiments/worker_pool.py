@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -125,19 +124,11 @@ class WorkerPool:
                 process.terminate()
 
 
-def _run(connection: Connection, job: Job) -> None:
-    """Does a run in a process forked for it, and says with what exit code it is over."""
-
-    def watch() -> None:
-        with suppress(EOFError, OSError):
-            connection.recv()
-        os._exit(3)  # the sweep is gone: the run resumes with the next one
-
+def _run(heard: object, say: object, job: Job) -> int:
+    """Does a run in a process forked for it, and returns its exit code; a run whose sweep is gone is resumed later."""
     log = os.open(job.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    threading.Thread(target=watch, daemon=True).start()
-    code = 1
     try:
         from fedseed.models.loading import quiet
         from fedseed.reports.progress import Screen, Shown
@@ -147,11 +138,11 @@ def _run(connection: Connection, job: Job) -> None:
         checked = job.read()  # plug-ins are loaded here, in the process that runs them
         shown = Shown(Screen(width=120, force_terminal=False))
         build(checked, job.folder, shown, job.how.workers, job.how.threads).run(resume=True)
-        code = 0
     except (FedseedError, OSError) as error:
-        print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr)
-        code = 2 if isinstance(error, RecipeError) else 1
+        print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return 2 if isinstance(error, RecipeError) else 1
     except BaseException:
         traceback.print_exc()
-    sys.stderr.flush()  # whoever hears of the end reads it
-    connection.send(code)
+        sys.stderr.flush()  # whoever hears of the end reads it
+        return 1
+    return 0

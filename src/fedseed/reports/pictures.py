@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +52,10 @@ def draw_apart(folder: Path, probabilities: Sequence[float] | None, summary: Map
         raise FedseedError(problem)
 
 
-def _tell(connection: Connection, *given: Any) -> None:
-    """Draws, and says what went wrong: "" if nothing did."""
-    problem = ""
+def _tell(heard: object, say: object, *given: Any) -> str:
+    """Draws, and returns what went wrong: "" if nothing did."""
     try:
         draw_run(*given)
     except Exception as error:
-        problem = one_line(error)
-    connection.send(problem)
+        return one_line(error)
+    return ""

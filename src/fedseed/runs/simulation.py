@@ -30,7 +30,7 @@ from fedseed.methods import Method
 from fedseed.methods.payload import Content
 from fedseed.models import adapters
 from fedseed.objectives.losses import Objective
-from fedseed.orbit import NO_DIGEST
+from fedseed.orbit import NO_DIGEST, Record
 from fedseed.orbit.card import Facts, card
 from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.progress import Progress, Silent, shown_by
@@ -189,7 +189,7 @@ class AtHand(Session):
         if self.team is not None:
             self._deal(plans)
             self._begun = {}
-            found = self.team.results(self.progress.warn)
+            found = self.team.results()
             if worker.shares(len(plans)) is None:
                 return found
             known = {look: seen for part in found for look, seen in part.items()}
@@ -200,7 +200,7 @@ class AtHand(Session):
         if self.team is None or self._begun == plans:
             return
         if self._begun:  # others take part than was thought
-            self.team.results(self.progress.warn)
+            self.team.results()
         self._begun, parts = plans, len(self.team.seats)
         orders: Sequence[Work] = [Train(plan, client) for client, plan in plans.items()]
         if self.hosted.worker.shares(len(plans)) is not None:
@@ -292,6 +292,7 @@ class Simulation(Backend):
                 "nothing to do; with federation.joint = false each client's is a message of its own"
             )
         team = workers if isinstance(workers, Team) else Team(workers, per_round)
+        team.warn = self.progress.warn
         memory = self.worker.memory.folder if self.method.remembers else None
         team.expect(self.hosted.start, self.method.catch_up.replaces, memory)
         weakref.finalize(self, team.close)  # of a simulation that never runs, too
@@ -333,7 +334,7 @@ class Simulation(Backend):
         self.worker.catch_up(restored.records)
         check_memory(self.worker.memory, self.method, restored.round)
         if self.team is not None:
-            self.team.restored(restored.records)
+            self.team.apply(*restored.records)
         return restored.round, restored.contents
 
     # -- a round ----------------------------------------------------------------------------------
@@ -345,7 +346,7 @@ class Simulation(Backend):
         """Apply the step to the weights; workers do, too, and go on with the next round meanwhile."""
         number = line.round
         if self.team is not None:
-            self.team.apply(number, step, step[FRAME_BYTES:])
+            self.team.apply(Record(number, step[FRAME_BYTES:]))
             if number < self.spec.rounds:
                 self.clients.begin(number + 1)
         start = time.perf_counter()
@@ -365,7 +366,7 @@ class Simulation(Backend):
 
     def examine(self, line: RoundLine, evaluate: bool) -> None:
         if self.team is not None:
-            self.team.start()  # before the first round: workers load meanwhile
+            self.team.load()  # before the first round, while this process evaluates
         if evaluate:
             start = time.perf_counter()
             self.worker.space.model.eval()

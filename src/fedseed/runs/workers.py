@@ -1,65 +1,41 @@
 """Local worker processes among which a simulation deals a round's clients (`fedseed run --workers N`).
 
-Each holds the model at the weights of the run: it loads the base by itself and applies every step, as the run's own
-process does. A client's answer depends on (seed, round, client) and the weights and on nothing else, so it does not
-matter which process computes it, when, or how often. So a worker that dies is replaced: the new one loads the base and
-catches up on the steps so far, or on the newest one where that replaces all before it (`Method.catch_up`), and what the
-dead one was working on is dealt again.
+Each holds the model at the weights of the run: it loads the base by itself, and is told with each piece of work which
+steps it has not applied yet. A client's answer depends on (seed, round, client) and the weights and on nothing else, so
+it does not matter which process computes it, when, or how often. So a worker that dies is replaced, and what it was
+working on is done again.
 
-A thread hears the workers: it takes results, deals out and replaces, also while the main thread evaluates.
+Each worker has a thread here, which takes the next piece of work, sends it and waits for the result, also while the
+main thread evaluates.
 """
 
-import os
 import pickle
 import queue
 import signal
 import threading
 import traceback
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.orbit.record import NO_DIGEST, Record
-from fedseed.processes import start
+from fedseed.processes import start, tell
 
 if TYPE_CHECKING:
     from fedseed.federation.hosted import Hosted
     from fedseed.federation.worker import Answer
     from fedseed.training.together import Look, Seen
 
-GONE = 3  # exit code of a worker whose run is gone
 MOST_DEATHS = 5  # of one worker, or over one piece of work, without a result in between: it will not get better
 
 
 # -- what a run and its workers say to each other: pickled, for they are one program and trust each other --------------
-
-
-class Load(NamedTuple):
-    """The first order: load the model at its base, and the clients' examples."""
-
-    number: int  # the worker's, from 0; on a machine with GPUs it decides which one is its
-    threads: int  # torch's and numba's
-    load: bytes  # a pickled function that returns a `Hosted` of all clients
-
-
-class CatchUp(NamedTuple):
-    """Apply the steps so far."""
-
-    records: Sequence[Record]
-    memory: Path | None = None  # the folder of what clients keep from round to round; None: they keep nothing
-
-
-class Apply(NamedTuple):
-    """Apply a step, as the coordinator's message has it."""
-
-    step: bytes
 
 
 class Train(NamedTuple):
@@ -78,28 +54,23 @@ class Evaluate(NamedTuple):
     parts: int  # how many workers share them
 
 
-class Loaded(NamedTuple):
-    """The model is at its base; `start` is what an orbit of it begins with, which must be the run's own."""
+Work = Train | Evaluate
 
-    start: bytes
+
+class Order(NamedTuple):
+    """Apply the steps that you lack, then do the work."""
+
+    records: Sequence[Record]
+    memory: Path | None  # the folder of what clients keep from round to round; None: they keep nothing
+    work: Work
 
 
 class Done(NamedTuple):
-    """Work is done: a client's answer, or losses by look."""
+    """Work is done, or one process would have raised something: then the worker ends."""
 
-    result: "Answer | Mapping[Look, Seen]"
-    memory: int  # the worker's peak so far, in bytes
-
-
-class Failed(NamedTuple):
-    """What one process would have raised; the worker ends."""
-
-    error: Exception
-
-
-Work = Train | Evaluate
-Order = Load | CatchUp | Apply | Work
-Reply = Loaded | Done | Failed
+    result: "Answer | Mapping[Look, Seen] | None" = None  # a client's answer, or losses by look
+    memory: int = 0  # the worker's peak so far, in bytes
+    error: Exception | None = None
 
 
 class Workers:
@@ -108,12 +79,11 @@ class Workers:
     Args:
         load: returns the model at its base, with the examples of all clients; it is pickled for the workers, so it is
             a function of a module, or a `functools.partial` of one.
-        count: how many processes.
-        threads: that each process computes with, the run's own one, too; by default those that one process would have
-            are shared out.
+        count: how many workers.
+        threads: how many threads each computes with; None: an even share of those that this process has.
 
     Raises:
-        RecipeError: fewer than one process.
+        RecipeError: `count` is not positive.
     """
 
     def __init__(self, load: "Callable[[], Hosted]", count: int, threads: int | None = None) -> None:
@@ -132,8 +102,8 @@ class Workers:
 class _Task:
     """A piece of a round's work."""
 
-    position: int  # where its result belongs
     order: Work
+    result: "Future[Any]" = field(default_factory=Future)
     losses: int = 0  # how many workers died over it
 
 
@@ -141,32 +111,16 @@ class _Task:
 class _Seat:
     """The place of a worker; one that dies is followed by another in the same place."""
 
-    first: Load  # the order that a worker there begins with
+    number: int
     process: BaseProcess | None = None
-    connection: "Connection[Order, Reply]" = field(init=False)
-    loaded: bytes | None = None  # what an orbit of the model that it has loaded begins with; None: it has not yet
-    ready: bool = False  # whether it is at the run's weights and can be given work
+    connection: "Connection[Any, Any]" = field(init=False)
+    start: bytes | None = None  # what an orbit of the model that it has loaded begins with; None: it has not yet
+    at: int = 0  # the round of the newest step that it has been told
     task: _Task | None = None
     deaths: int = 0  # of workers in this place since one there has had a result
 
-    def start(self) -> None:
-        """Start a worker here."""
-        self.loaded, self.ready = None, False
-        self.process, self.connection = start(main, threads=self.first.threads)
-        self.tell(pickle.dumps(self.first))
-
-    def tell(self, order: bytes) -> None:
-        """Send an order. A worker that is dead does not hear it: its successor will be told what it needs."""
-        with suppress(OSError):
-            self.connection.send_bytes(order)
-
-    def kill(self) -> None:
-        """Have the worker end, whatever it does: nothing that it holds is needed any more."""
-        if self.process is not None:
-            self.process.kill()
-
     def end(self) -> int:
-        """Wait until the worker has ended, by itself or now; returns its exit code."""
+        """Ends the worker, whatever it does, and returns its exit code."""
         assert self.process is not None
         self.process.kill()
         self.connection.close()
@@ -184,34 +138,29 @@ class Team:
     """
 
     def __init__(self, workers: Workers, most: int) -> None:
-        count = min(workers.count, most)
+        self.workers = workers
         self.threads = workers.threads
-        self.seats = [_Seat(Load(number, workers.threads, workers.load)) for number in range(count)]
+        self.seats = [_Seat(number) for number in range(min(workers.count, most))]
         self.memory = 0  # the largest peak of a worker, in bytes
+        self.warn: Callable[[str], None] = lambda text: None  # is told of workers that died, from their threads
         self._expected = b""
         self._newest = False
         self._remembered: Path | None = None
-        self._open = False  # whether workers that have loaded are let in
         self._records: list[Record] = []  # what a new worker has to catch up on
-        self._waiting: deque[_Task] = deque()
-        self._results: dict[int, Any] = {}
-        self._wanted = 0
-        self._said: list[str] = []  # for the main thread to tell
-        self._problem: BaseException | None = None
+        self._waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._dealt: list[_Task] = []
+        self._lives: list[threading.Thread] = []
         self._closing = False
-        self._changed = threading.Condition()  # guards all of this
-        self._bell, self._rope = Pipe(duplex=False)  # wakes the thread up when it is to end
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # no worker is started once the team closes
 
     # -- what the run says -------------------------------------------------------------------------------------------
 
     def load(self) -> None:
         """Let the workers load, once; this process may do the same meanwhile."""
-        if self._thread is None and not self._closing:
-            for seat in self.seats:
-                seat.start()
-            self._thread = threading.Thread(target=self._hear, name="workers", daemon=True)
-            self._thread.start()
+        if not self._lives and not self._closing:
+            self._lives = [threading.Thread(target=self._live, args=(seat,), daemon=True) for seat in self.seats]
+            for life in self._lives:
+                life.start()
 
     def expect(self, start: bytes, newest: bool, memory: Path | None = None) -> None:
         """What the run is, before it starts.
@@ -225,179 +174,135 @@ class Team:
         self._expected = start
         self._newest = newest
 
-    def restored(self, records: Sequence[Record]) -> None:
-        """Steps of an earlier session, before the run starts."""
-        for record in records:
-            self._keep(record)
-
-    def start(self) -> None:
-        """The run starts from here: workers catch up on what was restored, and on every step from now on."""
-        self.load()
-        with self._changed:
-            if not self._open:
-                self._open = True
-                for seat in self.seats:
-                    self._welcome(seat)
-
     def begin(self, orders: Sequence[Work]) -> None:
-        """Deal out a round's work; `results` waits for it. Starts the run, if it has not been."""
-        self.start()
-        with self._changed:
-            self._waiting = deque(_Task(position, order) for position, order in enumerate(orders))
-            self._results, self._wanted = {}, len(orders)
-            self._deal()
+        """Deal out a round's work; `results` waits for it."""
+        self.load()
+        self._dealt = [_Task(order) for order in orders]
+        for task in self._dealt:
+            self._waiting.put(task)
 
-    def results(self, warn: Callable[[str], None]) -> list[Any]:
+    def results(self) -> list[Any]:
         """The results of the work that was dealt out, in its order, once all are there.
-
-        Args:
-            warn: is told of workers that died.
 
         Raises:
             FedseedError: workers die again and again, or one has another base.
             Exception: what a worker raised.
         """
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._said or self._problem or len(self._results) == self._wanted)
-                said, self._said = self._said, []
-                problem, results = self._problem, self._results
-            for text in said:
-                warn(text)
-            if problem is not None:
-                raise problem
-            if len(results) == self._wanted:
-                return [results[position] for position in range(self._wanted)]
+        return [task.result.result() for task in self._dealt]
 
-    def apply(self, number: int, step: bytes, payload: bytes) -> None:
-        """Let all workers apply a step.
-
-        Args:
-            number: the step's round.
-            step: the message.
-            payload: what it carries.
-        """
-        order = pickle.dumps(Apply(step), protocol=5)
-        with self._changed:
-            self._keep(Record(number, payload))
-            for seat in self.seats:
-                if seat.ready:  # others will catch up
-                    seat.tell(order)
+    def apply(self, *records: Record) -> None:
+        """Steps that workers apply before they go on; those of an earlier session, too."""
+        for record in records:
+            if not self._newest:
+                self._records.append(record)
+            elif record.payload:  # an empty one changes nothing
+                self._records = [record]
 
     def confirm(self, digest: str) -> None:
         """The weights' digest after the last step: a worker that catches up compares."""
-        with self._changed:
-            if self._records and digest != NO_DIGEST:
-                self._records[-1] = replace(self._records[-1], digest=digest)
+        if self._records and digest != NO_DIGEST:
+            self._records[-1] = replace(self._records[-1], digest=digest)
 
     def close(self) -> None:
         """End all workers, whatever they do; again is fine."""
-        with self._changed:
-            if self._closing:
-                return
+        with self._lock:
             self._closing = True
-        for seat in self.seats:
-            seat.kill()
-        self._rope.close()
-        if self._thread is not None:
-            self._thread.join()
-        for seat in self.seats:
-            if seat.process is not None:
-                seat.end()
-        self._bell.close()
+            for seat in self.seats:
+                self._waiting.put(None)
+                if seat.process is not None:
+                    seat.process.kill()
+        for life in self._lives:
+            life.join()
 
-    # -- what workers say --------------------------------------------------------------------------------------------
+    # -- a worker's thread -------------------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
-        """The thread's life."""
+    def _live(self, seat: _Seat) -> None:
+        """Has workers in a place, one after the other if they die, and gives them work until the team closes."""
         try:
-            while True:
-                with self._changed:
-                    if self._closing or self._problem is not None:
-                        return
-                    speaking = {seat.connection: seat for seat in self.seats}
-                for connection in wait([self._bell, *speaking]):
-                    if connection is not self._bell:
-                        self._take(speaking[connection])  # type: ignore[index]  # no sockets or handles among them
+            while self._start(seat):
+                try:
+                    problem = self._give_work(seat)
+                except (EOFError, OSError):
+                    self._replace(seat)
+                    continue
+                if problem is not None:
+                    self._fail(problem, seat.task)
         except Exception as error:
-            with self._changed:
-                self._problem = error
-                self._changed.notify_all()
+            self._fail(error, seat.task)
+        if seat.process is not None:
+            seat.end()
 
-    def _take(self, seat: _Seat) -> None:
-        """A reply, or the end of a worker."""
-        try:
-            data = seat.connection.recv_bytes()
-        except (EOFError, OSError):
-            self._follow(seat)
-            return
-        reply: Reply = pickle.loads(data)
-        with self._changed:
-            match reply:
-                case Loaded():
-                    seat.loaded = reply.start
-                    self._welcome(seat)
-                case Done():
-                    assert seat.task is not None
-                    self._results[seat.task.position] = reply.result
-                    self.memory = max(self.memory, reply.memory)
-                    seat.task, seat.deaths = None, 0
-                case Failed():
-                    self._problem = reply.error
-            self._deal()
-            self._changed.notify_all()
+    def _start(self, seat: _Seat) -> bool:
+        """Starts a worker where there is none; returns whether the team goes on."""
+        with self._lock:
+            if seat.process is None and not self._closing:
+                seat.start, seat.at = None, 0
+                made = start(main, seat.number, self.workers.load, threads=self.threads)
+                seat.process, seat.connection = made
+        return not self._closing
 
-    def _welcome(self, seat: _Seat) -> None:
-        """Let a worker that has loaded the model catch up; from here on it is told every step."""
-        if not self._open or seat.loaded is None:
-            return
-        if seat.loaded != self._expected:
-            self._problem = FedseedError(
-                f"worker {seat.first.number + 1} has loaded another model than this process: has the base changed "
-                "meanwhile? Start again"
+    def _give_work(self, seat: _Seat) -> Exception | None:
+        """Lets a worker that has loaded the model do the next piece of work.
+
+        Returns:
+            What the worker has raised, or what is wrong with it; None: nothing.
+
+        Raises:
+            EOFError, OSError: it has died.
+        """
+        if seat.start is None:
+            done = seat.connection.recv()
+            if done.error is not None:
+                return done.error
+            seat.start = done.result
+        task = seat.task = self._waiting.get()
+        if task is None:
+            return None
+        if seat.start != self._expected:
+            return FedseedError(
+                f"worker {seat.number + 1} has loaded another model than this process: has the base changed meanwhile? "
+                "Start again"
             )
+        lacking = self._records[bisect_right(self._records, seat.at, key=lambda record: record.round) :]
+        if seat.at:  # only one that begins here compares: to hash the weights takes long
+            lacking = [replace(record, digest=NO_DIGEST) for record in lacking]
+        tell(seat.connection, Order(lacking, self._remembered, task.order))
+        seat.at = lacking[-1].round if lacking else seat.at
+        done = seat.connection.recv()
+        if done.error is not None:
+            return done.error
+        self.memory = max(self.memory, done.memory)
+        seat.task, seat.deaths = None, 0
+        task.result.set_result(done.result)
+        return None
+
+    def _replace(self, seat: _Seat) -> None:
+        """Clears a dead worker's place for another one, which will find its work dealt again."""
+        if self._closing:
             return
-        seat.ready = True
-        seat.tell(pickle.dumps(CatchUp(self._records, self._remembered), protocol=5))
+        code, task, loaded = seat.end(), seat.task, seat.start is not None
+        seat.process, seat.task = None, None
+        seat.deaths += 1
+        deaths = seat.deaths
+        if task is not None:
+            task.losses += 1
+            deaths = max(deaths, task.losses)
+        if deaths >= MOST_DEATHS:
+            self._fail(FedseedError(_hopeless(code, deaths, loaded)), task)
+            return
+        self.warn(f"worker {seat.number + 1} died ({_how(code)}): another takes its place")
+        if task is not None:
+            self._waiting.put(task)
 
-    def _deal(self) -> None:
-        """Give those work that have none."""
-        for seat in self.seats:
-            if self._waiting and seat.ready and seat.task is None:
-                seat.task = self._waiting.popleft()
-                seat.tell(pickle.dumps(seat.task.order, protocol=5))
-
-    def _follow(self, seat: _Seat) -> None:
-        """A worker is dead: start another in its place, and deal its work again."""
-        with self._changed:
-            if self._closing:
-                return
-            code, task, loaded = seat.end(), seat.task, seat.loaded is not None
-            seat.task, seat.ready = None, False
-            seat.deaths += 1
-            deaths = seat.deaths
-            if task is not None:
-                task.losses += 1
-                deaths = max(deaths, task.losses)
-                self._waiting.appendleft(task)
-            if deaths >= MOST_DEATHS:
-                self._problem = FedseedError(_hopeless(code, deaths, loaded))
-            else:
-                self._said.append(f"worker {seat.first.number + 1} died ({_how(code)}): another takes its place")
-                seat.start()
-                self._deal()
-            self._changed.notify_all()
-
-    def _keep(self, record: Record) -> None:
-        """Remember a step for workers that come later."""
-        if not self._newest:
-            self._records.append(record)
-        elif record.payload:  # an empty one changes nothing
-            self._records = [record]
+    def _fail(self, error: Exception, task: _Task | None) -> None:
+        """Gives up a place: whatever work comes to it fails, until the team closes."""
+        while (task := task or self._waiting.get()) is not None:
+            task.result.set_exception(error)
+            task = None
 
 
 def _how(code: int) -> str:
-    """How a process ended."""
+    """Says how a process ended."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -408,7 +313,7 @@ def _how(code: int) -> str:
 
 
 def _hopeless(code: int, deaths: int, loaded: bool) -> str:
-    """Why it is given up."""
+    """Says why it is given up."""
     when = "over the same work" if loaded else "before they had loaded the model"
     return (
         f"workers died {deaths} times in a row {when} ({_how(code)}); each holds a model of its own: try fewer "
@@ -419,65 +324,43 @@ def _hopeless(code: int, deaths: int, loaded: bool) -> str:
 # -- a worker ----------------------------------------------------------------------------------------------------------
 
 
-def main(connection: "Connection[Reply, Order]") -> None:
-    """A worker's life: does what comes in over a socket, until it is closed.
+def main(orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], number: int, load: bytes) -> None:
+    """Loads the model and does one piece of work after the other: the life of a worker's process.
 
-    A thread listens for orders and ends the process, in the middle of whatever it does, when the run's own process is
-    gone: the system closes a dead process' sockets, however it died.
+    Args:
+        orders: what to do.
+        say: tells the run's process what came of it.
+        number: the worker's, from 0; on a machine with GPUs it decides which one is its.
+        load: a pickled function that returns a `Hosted` of all clients.
     """
-    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
     try:
-        _serve(connection, orders)
+        import torch  # which takes its time, as all does that needs it
+
+        from fedseed.runs.learner import peak_memory
+        from fedseed.training.memory import Memory
+
+        if count := torch.cuda.device_count():  # "cuda" is one of the GPUs to each worker
+            torch.cuda.set_device(number % count)
+        hosted = pickle.loads(load)()
+        say(Done(hosted.start))
+        while True:
+            records, folder, work = orders.get()
+            if folder is not None:
+                hosted.worker.memory = Memory(folder)
+            hosted.worker.catch_up(records)
+            say(Done(_work(hosted, work), peak_memory(hosted.worker.space.devices)))
     except Exception as error:
         error.add_note("in a worker process:\n" + "".join(traceback.format_exception(error)).rstrip())
         try:
-            failed = pickle.dumps(Failed(error))
-            pickle.loads(failed)
+            pickle.loads(pickle.dumps(error))
         except Exception:  # an error with arguments of its own does not travel, but what it says does
-            failed = pickle.dumps(Failed(RuntimeError(f"{type(error).__name__}: {error}")))
-        with suppress(OSError):
-            connection.send_bytes(failed)
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        say(Done(error=error))
 
 
-def _listen(connection: Connection, orders: "queue.SimpleQueue[bytes]") -> None:
-    """Take orders off the socket at once, so that whoever sends them never waits."""
-    try:
-        while True:
-            orders.put(connection.recv_bytes())
-    except (EOFError, OSError):
-        os._exit(GONE)
-
-
-def _serve(connection: Connection, orders: "queue.SimpleQueue[bytes]") -> None:
-    """Load, then carry out one order after the other."""
-    first: Load = pickle.loads(orders.get())
-    import torch  # which takes its time, as all does that needs it
-
-    from fedseed.runs.learner import limited, peak_memory
-    from fedseed.training.memory import Memory
-
-    with limited(first.threads):
-        if count := torch.cuda.device_count():  # "cuda" is one of the GPUs to each worker
-            torch.cuda.set_device(first.number % count)
-        hosted = pickle.loads(first.load)()
-        connection.send_bytes(pickle.dumps(Loaded(hosted.start)))
-        while True:
-            order = pickle.loads(orders.get())
-            match order:
-                case CatchUp():
-                    hosted.worker.memory = Memory(order.memory)
-                    hosted.worker.catch_up(order.records)
-                case Apply():
-                    hosted.worker.apply(order.step)
-                case Train() | Evaluate():
-                    done = Done(_work(hosted, order), peak_memory(hosted.worker.space.devices))
-                    connection.send_bytes(pickle.dumps(done, protocol=5))
-
-
-def _work(hosted: "Hosted", order: Train | Evaluate) -> Any:
-    """A client's answer, or a part of what several clients look at together."""
-    if isinstance(order, Train):
-        return hosted.worker.train(order.plan, order.client, hosted.items[hosted.names[order.client]])
-    items = [hosted.items[hosted.names[client]] for client in order.clients]
-    return hosted.worker.look(order.plans, order.clients, items, order.part, order.parts)
+def _work(hosted: "Hosted", work: Work) -> Any:
+    """Returns a client's answer, or a part of what several clients look at together."""
+    if isinstance(work, Train):
+        return hosted.worker.train(work.plan, work.client, hosted.items[hosted.names[work.client]])
+    items = [hosted.items[hosted.names[client]] for client in work.clients]
+    return hosted.worker.look(work.plans, work.clients, items, work.part, work.parts)
