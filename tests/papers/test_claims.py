@@ -51,9 +51,9 @@ def metrics_of(recipe, *settings):
 
 
 def lines_of(source):
-    """A line of three runs for each of a sweep's, in folders that do not exist."""
+    """A line of five runs for each of a sweep's, in folders that do not exist."""
     for scenario, run in sweep_of(source).lines():
-        folders = {seed: Path(scenario.name or "-") / run.label / str(seed) for seed in (1, 2, 3)}
+        folders = {seed: Path(scenario.name or "-") / run.label / str(seed) for seed in range(1, 6)}
         yield SweepLine(scenario.name, run.label, (), {}, None, folders, {})
 
 
@@ -73,7 +73,7 @@ def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(source, form, metric
         assert metric in metrics_of(run.recipe, *settings), named
 
     best_first = range(len(form.labels)) if lower_is_better(metric) else range(len(form.labels), 0, -1)
-    apart = [100.0 + 10 * rank for rank in best_first]
+    apart = [100.0 + 50 * rank for rank in best_first]
     if form.order:
         agree, disagree = apart, apart[::-1]
     elif form.alike:
@@ -81,7 +81,7 @@ def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(source, form, metric
     else:
         agree = [2 * (form.least or 0.0) + 1, 1.0][: len(apart)]
         disagree = [(form.least or 0.0) / 2, 1.0][: len(apart)]
-    places = {named: set(training.folders_of(form, named, list(lines_of(source)))) for named in form.labels}
+    places = {named: set(training.folders_of(form, named, list(lines_of(source))).values()) for named in form.labels}
     for values, expected in ((agree, "holds in kind"), (disagree, "does not hold here")):
 
         def measured(folder, name, values=values):
@@ -89,4 +89,6 @@ def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(source, form, metric
             return 1e12 if name == "trainable" != metric else value * (1 + int(folder.name) / 1e4)
 
         monkeypatch.setattr(training, "measured", measured)
-        assert judge("it is so", form, metric, list(lines_of(source))).verdict == expected
+        monkeypatch.setattr(training, "before", lambda folder, name: float("nan"))
+        (claim,) = judge([("it is so", form)], metric, list(lines_of(source)))
+        assert (claim.verdict, claim.seeds) == (expected, 5) and claim.p < 0.01

@@ -39,37 +39,49 @@ def line(tmp_path, label, finals, scenario="", **summary):
 
 
 def verdict(lines, **expected):
-    return judge("it is so", Form(**expected), ITEM.metric, lines).verdict
+    return judge([("it is so", Form(**expected))], ITEM.metric, lines)[0].verdict
 
 
 HOLDS, FAILS, UNKNOWN = "holds in kind", "does not hold here", "can't be judged at this scale"
 
 
-def test_orders_are_judged_beyond_the_deviation(tmp_path):
-    finals = {"better": [1.0, 1.1, 0.9], "worse": [2.0, 2.1, 1.9], "near": [1.05, 0.85, 1.2], "few": [9.0, 9.1],
-              "level": [2.0, 2.05, 1.95], "one": [1.0] * 3, "slight": [1.01] * 3, "more": [1.02] * 3}  # fmt: skip
+def test_lines_are_judged_by_paired_differences(tmp_path):
+    finals = {"better": [1.0, 1.4, 0.6, 1.2, 0.8], "worse": [1.2, 1.61, 0.81, 1.39, 1.0],
+              "near": [1.05, 1.3, 0.7, 1.25, 0.75], "few": [9.0, 9.1, 9.2, 9.0],
+              "level": [1.01, 1.4, 0.61, 1.19, 0.81], "one": [1.0] * 5, "slight": [1.01] * 5,
+              "lost": [math.nan] * 5, "half": [1.0, math.nan, 0.6, 1.2, 0.8]}  # fmt: skip
     lines = [line(tmp_path, label, found) for label, found in finals.items()]
     for expected, labels, more in (
-        (HOLDS, ["better", "worse"], {}), (FAILS, ["worse", "better"], {}), (UNKNOWN, ["better", "near"], {}),
-        (UNKNOWN, ["near", "better"], {"ties": True}),  # a tenth is not seen
-        (HOLDS, ["level", "worse"], {"ties": True}), (HOLDS, ["one", "slight"], {}),
-        (UNKNOWN, ["better", "few"], {}),  # two runs are no evidence
+        (HOLDS, ["better", "worse"], {}),  # a fifth apart, with deviations of a third: seen in pairs
+        (FAILS, ["worse", "better"], {}), (UNKNOWN, ["better", "near"], {}),
+        (HOLDS, ["level", "better"], {"ties": True}),
+        (FAILS, ["worse", "better"], {"ties": True, "metric": "loss"}), (HOLDS, ["one", "slight"], {}),
+        (UNKNOWN, ["better", "few"], {}),  # four runs are no evidence
+        (HOLDS, ["better", "lost"], {}), (FAILS, ["lost", "better"], {}), (UNKNOWN, ["better", "half"], {}),
         (FAILS, ["worse", "better"], {"metric": "accuracy"}),  # more is better
         (HOLDS, ["better", "worse"], {"metric": "accuracy"}), (UNKNOWN, ["better", "absent"], {}),
         (UNKNOWN, ["better", "worse"], {"scenario": "another"}),
     ):  # fmt: skip
         assert verdict(lines, order=labels, **more) == expected, (labels, more)
     for expected, labels in (
-        (UNKNOWN, ["better", "near"]), (HOLDS, ["level", "worse"]), (FAILS, ["better", "near", "worse"]),
-        (HOLDS, ["one", "slight"]), (FAILS, ["one", "slight", "more"]),
+        (HOLDS, ["better", "level"]), (FAILS, ["better", "level", "worse"]), (UNKNOWN, ["better", "one"]),
+        (HOLDS, ["one", "slight"]),
     ):  # fmt: skip
         assert verdict(lines, alike=labels) == expected, labels
-    claim = judge("it is so", Form(order=["better", "worse"]), ITEM.metric, lines)
-    assert claim.here == "loss: better 1.000 ± 0.100, worse 2.000 ± 0.100."
+    (claim,) = judge([("it is so", Form(order=["better", "worse"]))], ITEM.metric, lines)
+    assert claim.here == (
+        "loss: better 1.000 ± 0.316, worse 1.202 ± 0.315; the first's lead +0.202 [0.192, 0.212], p = 7e-07, 5 seeds."
+    )
+
+
+def test_the_margin_is_a_tenth_of_what_was_gained_over_the_base(tmp_path):
+    lines = [line(tmp_path, f"line {final}", [final] * 5, baseline={"loss": 5.0}) for final in (1.0, 1.39, 1.41)]
+    assert verdict(lines, alike=["line 1.0", "line 1.39"]) == HOLDS  # of a gain of 4
+    assert verdict(lines, alike=["line 1.0", "line 1.41"]) == FAILS
 
 
 def test_ratios_and_numbers(tmp_path):
-    lines = [line(tmp_path, "big", [1.0] * 3, payload_bytes_up=3000), line(tmp_path, "small", [2.0] * 3)]
+    lines = [line(tmp_path, "big", [1.0] * 5, payload_bytes_up=3000), line(tmp_path, "small", [2.0] * 5)]
     assert verdict(lines, ratio=["big", "small"], metric="bytes", least=100) == HOLDS
     assert verdict(lines, ratio=["big", "small"], metric="bytes", least=101) == FAILS
     assert verdict(lines, of="big", metric="accuracy", least=90) == HOLDS

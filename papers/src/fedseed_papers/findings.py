@@ -29,11 +29,17 @@ class Claim:
         says: what the paper claims or reports.
         here: what was measured, in numbers.
         verdict: how they agree.
+        seeds: that it rests on; 0 where nothing is random, or nothing known.
+        interval: of the difference (or ratio, or number) it is about, with 95% confidence.
+        p: two-sided, adjusted for the item's claims.
     """
 
     says: str
     here: str
     verdict: Verdict
+    seeds: int = 0
+    interval: tuple[float, float] | None = None
+    p: float | None = None
 
 
 @dataclass(frozen=True)

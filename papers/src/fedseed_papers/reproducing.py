@@ -148,7 +148,7 @@ class Making:
         return finding(item, scale, sweep, lines), {"lines": as_mapping(lines), "runs took": took}
 
     def _sweep(self, source: str) -> tuple[Sweep, list[SweepLine]]:
-        """Returns a sweep's lines, or those of a recipe over three seeds, run as far as they are missing."""
+        """Returns a sweep's lines, or those of a recipe over five seeds, run as far as they are missing."""
         path = find_sweep(source)
         made = (
             Sweep(runs=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3]) if path is None else read_sweep(path)

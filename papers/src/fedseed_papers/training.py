@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, nan
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from fedseed import metrics
@@ -13,15 +13,17 @@ from fedseed.reports import charts
 from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.results import read_lines, read_metrics, read_summary
 from fedseed.reports.tables import Sheet, mean_and_deviation
+from fedseed_papers import statistics
 from fedseed_papers.catalogue import Form, Item, Scale
-from fedseed_papers.findings import UNKNOWN, Claim, Finding, Verdict, judged
+from fedseed_papers.findings import UNKNOWN, Claim, Finding
+from fedseed_papers.statistics import NOTHING, Evidence
 
 CONVERGED = 0.95  # of the whole improvement of a run
-FEWEST = 3  # runs of a line, or differences between lines are no evidence
-DEVIATIONS = 2  # of the mean's difference, for lines to differ
+RULE = (
+    "Differences are paired over seeds, with 95% intervals; p values are two-sided, by Holm over the item's claims; a "
+    "claim is decided at p < 0.01 with five seeds, p < 0.04 with ten; alike: within a tenth of the gain over the base."
+)
 SHARE = 0.1  # of a process's memory that float32 weights must take, or it says nothing of the method
-ALIKE = 0.1  # of the larger mean: a difference that must have shown, for lines to be alike
-SLIGHT = 0.01  # of the larger mean: so small a difference leaves lines alike, however sure it is
 
 
 # -- numbers of a run --------------------------------------------------------------------------------------------------
@@ -112,101 +114,88 @@ def measured(folder: Path, metric: str) -> float:
 # -- claims ------------------------------------------------------------------------------------------------------------
 
 
-def judge(says: str, form: Form, item_metric: str, lines: Sequence[SweepLine]) -> Claim:
-    """Returns a claim with its verdict.
+def judge(claims: Sequence[tuple[str, Form]], item_metric: str, lines: Sequence[SweepLine]) -> list[Claim]:
+    """Returns an item's claims with their verdicts, which share one error.
 
     Args:
-        says: what the paper says.
-        form: what decides it.
-        item_metric: what it is about, if the form does not say.
+        claims: what the paper says, and what decides it.
+        item_metric: what a claim is about, if its form does not say.
         lines: of the sweep.
     """
-    metric = form.metric or item_metric
-    folders = {label: folders_of(form, label, lines) for label in form.labels}
-    values = {label: [measured(folder, metric) for folder in found] for label, found in folders.items()}
-    missing = [label for label in form.labels if not values[label]]
-    if missing:
-        return Claim(says, f"Not measured: no run of {', '.join(missing)} was finished.", UNKNOWN)
-    here = f"{metric}: " + ", ".join(f"{label} {_shown(metric, values[label])}" for label in form.labels)
-    if metric == "memory":  # float32 weights' part of a process's peak, the largest of the lines'
-        share = max(4 * measured(f, "trainable") / measured(f, "memory") for found in folders.values() for f in found)
-        if share < SHARE:
-            return Claim(says, f"{here}. The weights are {share:.1%} of that: the rest is libraries.", UNKNOWN)
-    return Claim(says, here + ".", _verdict(form, metric, [values[label] for label in form.labels]))
+    told = [_evidence(form, form.metric or item_metric, lines) for _, form in claims]
+    adjusted = iter(statistics.holm([found.p for found, _ in told if found is not NOTHING]))
+    made = []
+    for (says, _), (found, here) in zip(claims, told, strict=True):
+        if found is NOTHING:
+            made.append(Claim(says, here, UNKNOWN))
+            continue
+        p = next(adjusted)
+        interval = found.interval if all(map(isfinite, found.interval)) else None
+        verdict = statistics.verdict(found, p)
+        made.append(Claim(says, f"{here} {statistics.told(found, p)}", verdict, found.seeds, interval, p))
+    return made
 
 
-def folders_of(form: Form, named: str, lines: Sequence[SweepLine]) -> list[Path]:
-    """Returns the finished runs of a line that a form names."""
+def values_of(form: Form, metric: str, lines: Sequence[SweepLine]) -> dict[str, dict[int, float]]:
+    """Returns the number of each seed's run of each line that a form names."""
+    return {
+        label: {seed: measured(folder, metric) for seed, folder in folders_of(form, label, lines).items()}
+        for label in form.labels
+    }
+
+
+def folders_of(form: Form, named: str, lines: Sequence[SweepLine]) -> Mapping[int, Path]:
+    """Returns the finished runs of a line that a form names, by seed."""
     label, _, scenario = named.partition(" @ ")
     scenario = scenario or (form.scenario if form.scenario is not None else lines[0].scenario if lines else "")
-    return [f for line in lines if (line.scenario, line.label) == (scenario, label) for f in line.folders.values()]
+    return next((line.folders for line in lines if (line.scenario, line.label) == (scenario, label)), {})
 
 
-def _verdict(expected: Form, metric: str, values: Sequence[Sequence[float]]) -> Verdict:
-    if expected.of is not None or expected.ratio:
-        number = fmean(values[0]) if expected.of is not None else fmean(values[0]) / fmean(values[1])
-        if not isfinite(number):
-            return UNKNOWN
-        return judged(number >= (expected.least or 0.0), kind=True)
-    if expected.alike:
-        pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
-        if not all(_enough(a, b) for a, b in pairs):
-            return UNKNOWN
-        if any(_apart(a, b) and not _slight(a, b) for a, b in pairs):
-            return judged(False)
-        return judged(all(_alike(a, b) for a, b in pairs), UNKNOWN, kind=True)
-    best, worst = values[0], values[-1]
-    if not _enough(best, worst):
-        return UNKNOWN
-    sign = 1 if lower_is_better(metric) else -1
-    gain = sign * (_mean(worst) - _mean(best))
-    if not _apart(best, worst):
-        return judged(expected.ties and _alike(best, worst), UNKNOWN, kind=True)
-    return judged(gain > 0, kind=True)
+def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[Evidence, str]:
+    """Returns what is known of a claim, and the lines' numbers in words."""
+    values = values_of(form, metric, lines)
+    missing = [label for label in form.labels if not values[label]]
+    if missing:
+        return NOTHING, f"Not measured: no run of {', '.join(missing)} was finished."
+    here = f"{metric}: " + ", ".join(
+        f"{label} {_shown(metric, list(found.values()))}" for label, found in values.items()
+    )
+    folders = [folder for label in form.labels for folder in folders_of(form, label, lines).values()]
+    if metric == "memory":  # float32 weights' part of a process's peak, the largest of the lines'
+        share = max(4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders)
+        if share < SHARE:
+            return NOTHING, f"{here}. The weights are {share:.1%} of that: the rest is libraries."
+    sign = -1 if lower_is_better(metric) else 1
+    better = [{seed: sign * value for seed, value in found.items()} for found in values.values()]
+    if form.of is not None or form.ratio:
+        first, *over = values.values()
+        found, what = statistics.at_least(first, form.least or 0.0, *over), "ratio" if over else "mean"
+    elif form.alike:
+        found, what = statistics.alike(better, margin(metric, values, folders)), "largest difference"
+    else:
+        allowed = margin(metric, values, folders) if form.ties else 0.0
+        found, what = statistics.ahead(better[0], better[-1], allowed), "the first's lead"
+    return found, f"{here}; {what}" if found is not NOTHING else f"{here}; {statistics.told(found, 1.0)}"
 
 
-def _enough(a: Sequence[float], b: Sequence[float]) -> bool:
-    known = min(len(a), len(b)) >= FEWEST and all(map(isfinite, (*a, *b)))
-    return known or _diverged(a) != _diverged(b)
+def margin(metric: str, values: Mapping[str, Mapping[int, float]], folders: Sequence[Path]) -> float:
+    """Returns how far lines that are alike may be apart: a tenth of what the best of them gained over the base.
+
+    Of what has no base (bytes, seconds) a tenth of the largest mean.
+    """
+    means = [fmean(found.values()) for found in values.values()]
+    bases = [value for folder in folders if isfinite(value := before(folder, metric))]
+    gains = [abs(mean - fmean(bases)) for mean in means] if bases else [abs(mean) for mean in means]
+    return statistics.MARGIN * max(filter(isfinite, gains), default=0.0)
 
 
-def _diverged(values: Sequence[float]) -> bool:
-    """Returns whether all runs ended without a number."""
-    return not any(map(isfinite, values))
-
-
-def _mean(values: Sequence[float]) -> float:
-    finite = [v for v in values if isfinite(v)]
-    return fmean(finite) if finite else float("inf")
-
-
-def _apart(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Returns whether the means differ by more than twice the deviation of their difference."""
-    if _diverged(a) or _diverged(b):
-        return _diverged(a) != _diverged(b)
-    return abs(fmean(a) - fmean(b)) > DEVIATIONS * _error(a, b)
-
-
-def _alike(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Returns whether means that are not apart are known well enough: a difference of a tenth would have shown."""
-    return DEVIATIONS * _error(a, b) <= ALIKE * _largest(a, b)
-
-
-def _slight(a: Sequence[float], b: Sequence[float]) -> bool:
-    return not _diverged(a) and not _diverged(b) and abs(fmean(a) - fmean(b)) <= SLIGHT * _largest(a, b)
-
-
-def _largest(a: Sequence[float], b: Sequence[float]) -> float:
-    return max(abs(fmean(a)), abs(fmean(b)))
-
-
-def _error(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns the deviation of the means' difference."""
-    return float((stdev(a) ** 2 / len(a) + stdev(b) ** 2 / len(b)) ** 0.5)
+def before(folder: Path, metric: str) -> float:
+    """Returns a metric of the base that a run began with; NaN: there is none."""
+    return nan if metric in MEASURES else float((read_summary(folder).get("baseline") or {}).get(metric, nan))
 
 
 def _shown(metric: str, values: Sequence[float]) -> str:
-    if _diverged(values):
+    if not any(map(isfinite, values)):
         return "diverged with every seed" if metric.endswith("loss") else "-"
     largest = max((abs(v) for v in values if isfinite(v)), default=0.0)
     return mean_and_deviation(values, 0 if largest >= 1000 else 1 if largest >= 20 else 3 if largest >= 0.1 else 5)
@@ -231,7 +220,7 @@ def curves(lines: Sequence[SweepLine], metric: str, scenario: str) -> list[Panel
 def finding(item: Item, scale: Scale, sweep: Sweep, lines: Sequence[SweepLine]) -> Finding:
     """Returns what a sweep's runs say about an item at a scale."""
     forms, metric = item.claims_at(scale), item.metric_at(scale)
-    claims = [judge(says, form, metric, lines) for says, form in forms]
+    claims = judge(forms, metric, lines)
     asked = (metric, *(form.metric for _, form in forms), "loss")
     metrics = dict.fromkeys(m for m in asked if m is not None and m not in MEASURES)
     scenarios = list(dict.fromkeys(line.scenario for line in lines))
@@ -243,14 +232,16 @@ def finding(item: Item, scale: Scale, sweep: Sweep, lines: Sequence[SweepLine]) 
     reason = (
         f"{sum(len(line.folders) for line in lines)} runs finished"
         + (f", {failed} failed" if failed else "")
-        + f"; lines differ if their means are more than {DEVIATIONS} deviations of the difference apart, over "
-        f"{FEWEST} seeds at least, and are alike if a difference of {ALIKE:.0%} would have shown and none "
-        f"of more than {SLIGHT:.0%} did. "
+        + f". {RULE} "
         + (f"Settings of {len(searched)} lines were searched on validation examples." if searched else
            "Nothing was searched: the recipes' settings were.")
     )  # fmt: skip
-    spent = _spent_sheet(lines)
-    return Finding(claims, reason, panels, [*sheets(sweep, lines), spent], sweep.seeds,
+    tables = [
+        *sheets(sweep, lines),
+        _spent_sheet(lines),
+        _seeds_sheet(lines, list(dict.fromkeys([*asked[:-1], "loss"]))),
+    ]
+    return Finding(claims, reason, panels, tables, sweep.seeds,
                    item.differs if scale == "small" else ())  # fmt: skip
 
 
@@ -281,6 +272,21 @@ def _spent_sheet(lines: Sequence[SweepLine]) -> Sheet:
     )
     head = ("line", "after the last round", "rounds to converge", "forward passes", "seconds")
     return Sheet("Rounds to converge", head, rows, note)
+
+
+def _seeds_sheet(lines: Sequence[SweepLine], asked: Sequence[str | None]) -> Sheet:
+    """Returns each run's numbers, from which all verdicts can be reckoned again."""
+    metrics = [metric for metric in asked if metric is not None]
+    rows = [
+        [
+            " ".join(filter(None, (line.scenario, line.label))),
+            str(seed),
+            *(f"{measured(folder, m):.6g}" for m in metrics),
+        ]
+        for line in lines
+        for seed, folder in line.folders.items()
+    ]
+    return Sheet("Each run", ("line", "seed", *metrics), rows, "")
 
 
 def as_mapping(lines: Sequence[SweepLine]) -> Mapping[str, Any]:

@@ -9,15 +9,16 @@ A lower bound of p from counted guesses (Clopper and Pearson, 1934) gives one of
 """
 
 from collections.abc import Sequence
-from math import comb, exp, log
+from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import beta, binom
 
 
 def at_least(right: int, games: int, p: float) -> float:
     """Returns the probability of `right` or more right guesses in `games`, each right with probability p."""
-    return sum(comb(games, k) * p**k * (1 - p) ** (games - k) for k in range(right, games + 1))
+    return float(binom.sf(right - 1, games, p))
 
 
 def share_at_least(right: int, games: int, confidence: float) -> float:
@@ -28,11 +29,7 @@ def share_at_least(right: int, games: int, confidence: float) -> float:
         games: all guesses.
         confidence: with which it holds, such as 0.95.
     """
-    low, high = 0.0, right / games
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if at_least(right, games, middle) < 1 - confidence else (low, middle)
-    return low
+    return float(beta.ppf(1 - confidence, right, games - right + 1)) if right else 0.0
 
 
 def epsilon_at_least(right: int, games: int, candidates: int, delta: float = 0.0, confidence: float = 0.95) -> float:

