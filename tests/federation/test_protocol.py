@@ -3,10 +3,14 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedseed.errors import MessageError
+from fedseed.errors import MessageError, OrbitError
 from fedseed.federation import protocol as wire
 from fedseed.federation.control import Beginning, Question, read
 from fedseed.federation.messages import Message, MessageKind
+from fedseed.methods import FeedSign
+from fedseed.orbit import Header
+from fedseed.orbit.file import begin
+from support.reception import LAYOUT
 
 LINK = bytes(range(16))
 MESSAGE = Message(MessageKind.STEP, 5, 7, 0xFFFFFFFF, b"\x01").encode()
@@ -19,8 +23,12 @@ def test_entries():
     assert wire.read_mark(wire.Entry.decode(wire.mark_entry(9, "ab" * 16).encode())) == (9, "ab" * 16)
     about = Beginning(epoch="e", names=["ä"], rounds=3)
     assert about.encode() == b'{"epoch": "e", "names": ["\\u00e4"], "rounds": 3}'
-    head = wire.header_entry(about, b"orbit" + LINK)
-    assert wire.read_header(wire.Entry.decode(head.encode())) == (about, b"orbit" + LINK)
+    header = Header("base", "ab" * 16, "float32", LAYOUT, FeedSign(), 0)
+    head = wire.header_entry(about, begin(header))
+    assert wire.read_header(wire.Entry.decode(head.encode())) == (about, header, begin(header)[-len(LINK) :])
+    log = [head, wire.Entry("S", bytes(8)), entry, wire.mark_entry(1, "ab" * 16), wire.Entry("E", b"")]
+    read_back = wire.LogContents.read([one.encode() for one in log])
+    assert read_back[3:] == ([(after, MESSAGE)], {1: "ab" * 16}, 1, True)
 
 
 def test_plans():
@@ -40,7 +48,7 @@ READERS = [
 def tried(reader, data):
     try:
         reader(data)
-    except MessageError:
+    except (MessageError, OrbitError):
         return False
     return True
 

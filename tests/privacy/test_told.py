@@ -18,6 +18,7 @@ from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import Entry, read_header, read_silent, read_step
+from fedseed.orbit.file import begin
 from fedseed.orbit.header import START
 from fedseed.privacy import PrivateScalars, PrivateSign, mechanism_of
 from fedseed.privacy.settings import WITHHELD
@@ -190,7 +191,8 @@ def told(what, data):
     if what == "log":
         entry = Entry.decode(data)
         if entry.kind == "H":
-            about, start = read_header(entry)
+            about, header, _ = read_header(entry)
+            start = begin(header)
             return "log, header", {*fields(about.model_dump()), *header_fields(start)}, (about.names, start)
         if entry.kind == "T":
             _, message = read_step(entry)

@@ -5,11 +5,13 @@ The few classes here stand for Flower's messages; where Flower is installed, tes
 
 import asyncio
 import itertools
+import math
 import pickle
 import sys
 from contextlib import suppress
 from types import ModuleType, SimpleNamespace
 
+from fedseed.transport import flower
 from fedseed.transport import flower_wire as wire
 from fedseed.transport.base import QUIET
 from fedseed.transport.flower import FlowerTransport
@@ -76,6 +78,58 @@ def messages(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr.app", app)
 
 
+class Resident(NodeEnd):
+    """The end of a process that stays, and says at the next exchange what it has to say."""
+
+    def __init__(self, client, events):
+        super().__init__(client, events)
+        self.said, self._next, self._waiting = asyncio.Event(), asyncio.Event(), {}
+
+    def take(self, body):
+        heard = super().take(body)
+        if heard:
+            self._next.set()
+            self._next = asyncio.Event()
+        return heard
+
+    def reply(self, heard=True):
+        self.said.clear()
+        return {**super().reply(heard), "waits": True}
+
+    async def _reach(self):
+        """What was said goes with the next exchange, and is done by the one after it."""
+        self._open()
+        for _ in range(2):
+            self.said.set()
+            await self._next.wait()
+        return self._shared
+
+    async def put(self, name, data):
+        await super().put(name, data)
+        await self._reach()
+
+    async def drop(self, owner, name):
+        await super().drop(owner, name)
+        self.said.set()
+
+    async def listen(self, take):
+        await super().listen(take)
+        await self._reach()
+
+    def _say(self, about, data):
+        super()._say(about, data)
+        self.said.set()
+
+    async def ask(self, client, what, data, seconds):
+        waiting = self._waiting[self._question(client, what, data)] = asyncio.get_running_loop().create_future()
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(waiting, seconds)
+
+    def _answered(self, question, data):
+        if not self._waiting[question].done():
+            self._waiting[question].set_result(data)
+
+
 class Grid:
     """Carries messages to nodes that stay, each in the event loop in which it was made."""
 
@@ -120,7 +174,7 @@ class AtGrid(FlowerTransport):
         super().__init__(self.at, run, again=0.01)
 
     async def client(self, name, events=QUIET):
-        end = NodeEnd(name, resident=True, events=events)
+        end = Resident(name, events)
         self.at.join(end)
         return end
 
@@ -128,7 +182,9 @@ class AtGrid(FlowerTransport):
 class OverFlower:
     """The transport over Flower, for `tests/transport/test_contract.py`."""
 
-    def __init__(self):
+    def __init__(self, monkeypatch):
+        messages(monkeypatch)
+        monkeypatch.setattr(flower, "MOST_RESTLESS", math.inf)  # nodes that stay ask to be asked without end
         self._runs = {}
 
     def transport(self, run):

@@ -24,7 +24,7 @@ from fedseed.transport.base import Access, Events, Interrupted, Log
 from fedseed.transport.memory import Hub
 from fedseed.transport.signatures import key_file
 from fedseed.weights.layout import Layout, TensorEntry
-from support.flower_grid import OverFlower, messages
+from support.flower_grid import OverFlower
 
 SECONDS = 60
 RUNS = itertools.count()
@@ -92,14 +92,9 @@ def signed(request):
     return AtAddress(request.getfixturevalue("shared_server").url, abort, request.getfixturevalue("one_key"))
 
 
-def over_flower(request):
-    messages(request.getfixturevalue("monkeypatch"))
-    return OverFlower()
-
-
 KINDS = {
     "memory": lambda request: InMemory(),
-    "flower": over_flower,
+    "flower": lambda request: OverFlower(request.getfixturevalue("monkeypatch")),
     "nats": lambda request: AtAddress(request.getfixturevalue("shared_server").url, abort),
 }
 if url := os.environ.get("FEDSEED_CONTRACT"):

@@ -7,7 +7,6 @@ life go on meanwhile.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,12 @@ from fedseed.federation.hosted import Hosted, WorkThread, first_of
 from fedseed.federation.introduction import Introduction
 from fedseed.federation.large import fetch
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.protocol import Entry, read_header, read_mark, read_step
+from fedseed.federation.protocol import LogContents
 from fedseed.federation.replica import Replica
 from fedseed.orbit import NO_DIGEST, OrbitWriter, Record
-from fedseed.orbit.file import scan
-from fedseed.orbit.record import LINK_BYTES, link
+from fedseed.orbit.record import link
 from fedseed.reports.progress import Progress, Silent
 from fedseed.transport.base import End, Events, Transport
-
-PATIENCE_SECONDS = 60.0  # for the next entry of a log that has ended
 
 
 class NetworkClient:
@@ -167,38 +163,23 @@ async def write_log(end: End, run: str, path: Path) -> None:
         NetworkError: the log, or a part of it, can't be had any more.
         OrbitError: the steps do not follow each other, or there is a file.
     """
-    entries: asyncio.Queue[bytes] = asyncio.Queue()
-    stop = await end.follow(0, lambda number, data: entries.put_nowait(data))
     writer: OrbitWriter | None = None
-    held: Record | None = None  # a step waits for the mark that may follow it: the digest of its weights
-    before, kind = b"", ""
     try:
-        while kind != "E":
-            entry = Entry.decode(await asyncio.wait_for(entries.get(), PATIENCE_SECONDS))
-            kind = entry.kind
-            if kind in "TE" and writer is not None and held is not None:
-                writer.append(held, sync=False)
-                held = None
-            if kind == "H":
-                start = read_header(entry)[1]
-                writer, before = OrbitWriter(path, scan(start, "the log's header")[0].header), start[-LINK_BYTES:]
-            elif kind == "T" and writer is not None:
-                after, carried = read_step(entry)
-                message = await fetch(end, carried, None)
-                if link(before, message) != after:
-                    raise OrbitError(f"{path}: a step of the log does not follow the one before it")
-                before, held = after, Record(writer.last + 1, message[FRAME_BYTES:], NO_DIGEST)
-            elif kind == "M" and held is not None:
-                number, digest = read_mark(entry)
-                held = replace(held, digest=digest) if number == held.round else held
-        if writer is not None:
-            writer.sync()
-            writer.close()
-            writer = None
-    except (TimeoutError, MessageError) as error:
-        why = error or "it is gone"
-        raise NetworkError(f"the log of run {run} can't be read again for its orbit: {why}") from error
+        log = LogContents.read(await end.entries())
+        if not log.ended:
+            raise MessageError("it does not end")
+        before, writer = log.link, OrbitWriter(path, log.header)
+        for number, (after, carried) in enumerate(log.steps, start=1):
+            message = await fetch(end, carried, None)
+            if link(before, message) != after:
+                raise OrbitError(f"{path}: a step of the log does not follow the one before it")
+            before = after
+            writer.append(Record(number, message[FRAME_BYTES:], log.marks.get(number, NO_DIGEST)), sync=False)
+        writer.sync()
+        writer.close()
+        writer = None
+    except (IndexError, MessageError) as error:
+        raise NetworkError(f"the log of run {run} can't be read again for its orbit: {error}") from error
     finally:
-        await stop()
         if writer is not None:
             writer.release()

@@ -17,10 +17,13 @@ import re
 import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedseed.errors import MessageError
 from fedseed.federation.control import Beginning, read
 from fedseed.federation.messages import FRAME_BYTES
+from fedseed.orbit import Header
+from fedseed.orbit.file import scan
 from fedseed.orbit.record import DIGEST_BYTES, LINK_BYTES, link
 from fedseed.text import shown
 
@@ -72,16 +75,39 @@ def header_entry(about: Beginning, orbit_start: bytes) -> Entry:
     return Entry("H", struct.pack("<I", len(text)) + text + orbit_start)
 
 
-def read_header(entry: Entry) -> tuple[Beginning, bytes]:
-    """Returns what a header entry says, and how the orbit begins.
+def read_header(entry: Entry) -> tuple[Beginning, Header, bytes]:
+    """Returns what a header entry says, the orbit's header, and the link that the first step follows.
 
     Raises:
         MessageError: the entry is not valid.
+        OrbitError: the orbit's beginning is not.
     """
     size = int.from_bytes(entry.body[:4], "little")
     if entry.kind != "H" or len(entry.body) < 4 + size + LINK_BYTES:
         raise MessageError("the log does not begin with a header")
-    return read(Beginning, entry.body[4 : 4 + size]), entry.body[4 + size :]
+    start = entry.body[4 + size :]
+    return read(Beginning, entry.body[4 : 4 + size]), scan(start, "the log's header")[0].header, start[-LINK_BYTES:]
+
+
+class LogContents(NamedTuple):
+    """What a whole log says."""
+
+    about: Beginning
+    header: Header  # of the orbit
+    link: bytes  # that the first step follows
+    steps: list[tuple[bytes, bytes]]  # link, and message or reference
+    marks: dict[int, str]  # digests by round
+    sessions: int  # how many coordinators have begun to write
+    ended: bool  # whether the run is over
+
+    @classmethod
+    def read(cls, data: Sequence[bytes]) -> "LogContents":
+        """Returns what some entries say, the first one a header. Raises MessageError or OrbitError."""
+        entries = [Entry.decode(one) for one in data]
+        kinds = [entry.kind for entry in entries]
+        steps = [read_step(entry) for entry in entries if entry.kind == "T"]
+        marks = dict(read_mark(entry) for entry in entries if entry.kind == "M")
+        return cls(*read_header(entries[0]), steps, marks, kinds.count("S"), "E" in kinds)
 
 
 def step_entry(previous: bytes, message: bytes, carried: bytes) -> tuple[Entry, bytes]:

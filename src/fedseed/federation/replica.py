@@ -13,7 +13,6 @@ from fedseed.federation.large import fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import Entry, listed, read_header, read_mark, read_step
 from fedseed.orbit import Record
-from fedseed.orbit.file import scan
 from fedseed.orbit.record import LINK_BYTES, link
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import ClientEnd, Stop
@@ -210,16 +209,15 @@ class Replica:
         return True
 
     def _check(self, entry: Entry) -> None:
-        about, start = read_header(entry)
+        about, theirs, start = read_header(entry)
         self._log.incarnation = about.epoch
-        differences = scan(start, "the log's header")[0].header.differences(self.hosted.header)
-        if differences:
+        if differences := theirs.differences(self.hosted.header):
             raise FedseedError(f"run {self.run} is another one: {differences[0]} here")
         names = about.names
         if any(name not in names for name in self.hosted.items):
             raise FedseedError(f"run {self.run} has no client {self.hosted.host}: it has {listed(names)}")
         self.numbers = {name: number for number, name in enumerate(names)}
-        self._log.link = start[-LINK_BYTES:]
+        self._log.link = start
 
     async def _apply(self, steps: list[bytes]) -> None:
         """Apply steps that follow each other: many are merged, as in a replay; of whole weights the newest count."""

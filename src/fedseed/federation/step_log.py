@@ -12,18 +12,9 @@ from fedseed.errors import NetworkError
 from fedseed.federation.control import Beginning
 from fedseed.federation.large import carry, fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.protocol import (
-    Entry,
-    Stored,
-    header_entry,
-    mark_entry,
-    read_header,
-    read_mark,
-    read_step,
-    step_entry,
-)
+from fedseed.federation.protocol import Entry, LogContents, Stored, header_entry, mark_entry, step_entry
 from fedseed.orbit import Header
-from fedseed.orbit.file import begin, scan
+from fedseed.orbit.file import begin
 from fedseed.orbit.record import LINK_BYTES
 from fedseed.transport.base import CoordinatorEnd, LogWriter
 
@@ -71,7 +62,7 @@ class StepLog:
         self._writer = await self.end.writer(None, copies)
         about = Beginning(epoch=incarnation, names=list(names), rounds=rounds)
         await self._writer.append(header_entry(about, begin(header)).encode())
-        self._begin(header, names)
+        self.header, self.names, self._link = header, list(names), begin(header)[-LINK_BYTES:]
         return incarnation
 
     async def read(self, last: int, run: str) -> str:
@@ -81,22 +72,14 @@ class StepLog:
             NetworkError: it is empty.
             MessageError: it holds something else.
         """
-        entries = [Entry.decode(data) for data in await self.end.entries(last)]
+        entries = await self.end.entries(last)
         self._writer = await self.end.writer(last)
         if not entries:
             raise NetworkError(f"the log of run {run} is empty: start again with --fresh")
-        about, start = read_header(entries.pop(0))
-        self._sessions = sum(entry.kind == "S" for entry in entries)
-        self._begin(scan(start, "the log's header")[0].header, about.names)
-        self.steps = [read_step(entry) for entry in entries if entry.kind == "T"]
-        self.marks = dict(read_mark(entry) for entry in entries if entry.kind == "M")
-        self.ended = any(entry.kind == "E" for entry in entries)
-        return about.epoch
-
-    def _begin(self, header: Header, names: Sequence[str]) -> None:
-        self.header = header
-        self.names = list(names)
-        self._link = begin(header)[-LINK_BYTES:]
+        whole = LogContents.read(entries)
+        self.header, self.names, self._link = whole.header, whole.about.names, whole.link
+        self.steps, self.marks, self._sessions, self.ended = whole.steps, whole.marks, whole.sessions, whole.ended
+        return whole.about.epoch
 
     async def begin_session(self) -> None:
         """From here on nobody else may write."""

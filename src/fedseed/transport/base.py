@@ -213,6 +213,10 @@ class End(ABC):
         """
 
     @abstractmethod
+    async def entries(self, last: int | None = None) -> list[bytes]:
+        """Returns the log's entries up to number `last`; None: all that it has now."""
+
+    @abstractmethod
     async def put(self, name: str, data: bytes) -> None:
         """Store a blob of this end's own, in place of one of the same name."""
 
@@ -280,10 +284,6 @@ class CoordinatorEnd(End):
         """
 
     @abstractmethod
-    async def entries(self, last: int) -> list[bytes]:
-        """The log's entries up to number `last`."""
-
-    @abstractmethod
     async def writer(self, last: int | None, copies: int = 1) -> LogWriter:
         """Make what appends to the log.
 
@@ -337,7 +337,7 @@ class Transport(ABC):
         """The end of somebody who only asks."""
 
 
-async def end_task(task: "asyncio.Task[None]") -> None:
+async def end_task(task: "asyncio.Task[Any]") -> None:
     """Cancel a task until it is over.
 
     Before Python 3.12 `wait_for` swallows a cancellation now and then, and nats-py's `publish` does while it flushes.

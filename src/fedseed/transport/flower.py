@@ -46,8 +46,6 @@ class _Node:
     exchanges: int = 0  # how many there were
     failed: int = 0  # how often in a row
     again: float = 0.0  # no other exchange is begun before this time
-    resident: bool = False  # its process stays, and may have something to say at any time
-    pause: float = SHORTEST_PAUSE  # until it is asked whether it has, longer each time that it has not
     restless: int = 0  # exchanges in a row that it has asked for itself
     why: str = ""  # why it has failed
 
@@ -179,9 +177,8 @@ class _Nodes:
         self._give_up_if_all_fail()
         begun = False
         for node in list(self._nodes.values()):
-            now = time.monotonic()
-            due = node.exchange is None and not node.asking and now >= node.again and node.number in self._there
-            if due and (node.urgent or (node.resident and now >= node.since + node.pause)):
+            free = node.exchange is None and not node.asking and node.number in self._there
+            if free and node.urgent and time.monotonic() >= node.again:
                 await self._send(node)
                 begun = True
         return bool(replies) or begun
@@ -222,8 +219,6 @@ class _Nodes:
             "lacking": lacking, "blobs": [blobs[key] for key in lacking], "limit": -1 if most is None else most,
             "kept": json.dumps(kept), "asked": list(node.answers), "answers": list(node.answers.values()),
         }  # fmt: skip
-        if entries or told or node.answers:
-            node.pause = SHORTEST_PAUSE
         message = Message(wire.content(body), node.number, "query", ttl=self._patience + SPARE_SECONDS)
         node.exchanges, node.urgent, node.since = node.exchanges + 1, False, time.monotonic()
         sent = [identity for identity in await asyncio.to_thread(self._grid.push_messages, [message]) if identity]
@@ -262,12 +257,10 @@ class _Nodes:
                 raise MessageError(f"Flower reports: {message.error.reason}")
             reply, said = wire.Reply.read(message)
             self._bytes_up += wire.size(message)
-            node.have, node.resident = reply.have, reply.resident
+            node.have = reply.have
             node.restless = node.restless + 1 if reply.waits or not reply.heard else 0
             if node.restless > MOST_RESTLESS:
                 raise MessageError(f"it has asked to be asked again {node.restless} times in a row")
-            if said or reply.stored:
-                node.pause = SHORTEST_PAUSE
             await self._say(node, reply, said)
         except (MessageError, NetworkError) as error:
             self._fail(node, str(error), told)
@@ -290,7 +283,7 @@ class _Nodes:
         for name, data in zip(reply.stored, reply.contents, strict=True):
             self._shared.store(node.proxy.owner, name, data)
         for name in reply.dropped:
-            self._shared.blobs.get(node.proxy.owner, {}).pop(name, None)
+            self._shared.drop(node.proxy.owner, name)
         for one, data in said:
             if (other := self._speaks(node, one.client)) is not None:
                 self._reject(one.client, f"node {node.number} speaks for it, as node {other} does already")

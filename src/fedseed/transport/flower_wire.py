@@ -11,8 +11,7 @@ the node answers with all that it has to say.
           asked, answers                the node's questions that have been answered
     up    have       the number of the last log entry that the node holds
           heard      whether it could make use of what it was told
-          waits      whether it waits for an answer
-          resident   whether its process stays, and may have something to say at any time
+          waits      whether it waits for an answer, and is to be asked again at once
           client     the first of its clients, by whose name its blobs go
           said       messages: JSON (client, what, and the number of a question), and `data` of each
           stored, dropped               blobs, with `contents` of the stored ones
@@ -63,7 +62,6 @@ class Reply(BaseModel):
     have: Annotated[int, Field(ge=0)]
     heard: bool
     waits: bool
-    resident: bool
     client: Name
     said: Annotated[list[Annotated[str, Field(max_length=2_000)]], Field(max_length=MOST_SAID), FailFast()] = []
     data: Annotated[list[Data], Field(max_length=MOST_SAID), FailFast()] = []

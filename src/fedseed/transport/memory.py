@@ -6,7 +6,7 @@ It does what a network does: bytes are copied, writers fenced, and an end can be
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -55,15 +55,26 @@ class Shared:
         with self.lock:
             if owner not in self.limits:
                 raise NetworkError(f"{len(data):,} bytes can't be stored as {name}: {owner} may store nothing")
-            mine, most = self.blobs.setdefault(owner, {}), self.limits[owner]
-            if most is not None and sum(len(blob) for key, blob in mine.items() if key != name) + len(data) > most:
-                raise NetworkError(f"{len(data):,} bytes can't be stored as {name}: at most {most:,} bytes are kept")
+            mine = self.blobs.setdefault(owner, {})
+            check_room(name, data, self.limits[owner], {key: len(blob) for key, blob in mine.items()})
             mine[name] = _copy(data)
+
+    def drop(self, owner: str | None, name: str) -> None:
+        """Delete a blob, if it is there."""
+        with self.lock:
+            self.blobs.get(owner, {}).pop(name, None)
 
     def listeners(self, kind: type[E]) -> list[E]:
         """The ends of a kind that listen."""
         with self.lock:
             return [end for end in self.ends if isinstance(end, kind) and end.hears]
+
+
+def check_room(name: str, data: bytes, most: int | None, kept: Mapping[str, int]) -> None:
+    """Raises NetworkError if a blob does not fit beside those of other names; None: any number of bytes may be kept."""
+    others = sum(size for other, size in kept.items() if other != name)
+    if most is not None and others + len(data) > most:
+        raise NetworkError(f"{len(data):,} bytes can't be stored as {name}: at most {most:,} bytes are kept")
 
 
 class Hub:
@@ -95,8 +106,79 @@ class MemoryTransport(Transport):
         return MemoryEnd(*self._at, None, QUIET)
 
 
-class MemoryEnd(End):
-    """What the ends have in common.
+class Beside(End):
+    """An end in the process that keeps what it reads: a run's log, and blobs.
+
+    Args:
+        run: the run's name.
+        shared: what is kept.
+    """
+
+    largest = 256 * 1024
+
+    def __init__(self, run: str, shared: Shared) -> None:
+        self._run = run
+        self._shared = shared
+        self._following: dict[object, tuple[int, Take]] = {}  # by whom the log is read; the last entry each has had
+        self._closed = False
+
+    @property
+    def reached(self) -> bool:
+        """Whether anything can come or go."""
+        return not self._closed
+
+    def _open(self) -> None:
+        if self._closed:
+            raise NetworkError(f"the connection to run {self._run} is closed")
+
+    async def _reach(self) -> Shared:
+        """Wait until what is kept can be reached. Raises NetworkError if the end is closed."""
+        self._open()
+        return self._shared
+
+    async def log(self) -> Log | None:
+        shared = await self._reach()
+        return None if shared.log is None else Log(len(shared.log), shared.over)
+
+    async def entries(self, last: int | None = None) -> list[bytes]:
+        return ((await self._reach()).log or [])[:last]
+
+    async def follow(self, after: int, take: Take) -> Stop:
+        follower = object()
+        self._following[follower] = after, take
+        self.hand_out()
+
+        async def stop() -> None:
+            self._following.pop(follower, None)
+
+        return stop
+
+    def hand_out(self) -> None:
+        """Hand out what is new in the log."""
+        for follower in list(self._following):
+            while follower in self._following and self.reached:
+                after, take = self._following[follower]
+                log = self._shared.log or []
+                if len(log) <= after:
+                    break
+                self._following[follower] = after + 1, take
+                take(after + 1, log[after])
+
+    async def get(self, owner: str | None, name: str, size: int) -> bytes:
+        blob = (await self._reach()).blobs.get(owner, {}).get(name)
+        if blob is None:
+            raise MessageError(f"the object {name} can't be had: it is not there")
+        if len(blob) != size:
+            raise MessageError(f"an object of {len(blob)} bytes, {size:,} were announced")
+        return blob
+
+    async def close(self) -> None:
+        self._closed = True
+        self._following.clear()
+
+
+class MemoryEnd(Beside):
+    """An end at a hub.
 
     Args:
         run: the run's name.
@@ -105,19 +187,14 @@ class MemoryEnd(End):
         events: told when an interruption is over.
     """
 
-    largest = 256 * 1024
     hears = False  # whether it listens
 
     def __init__(self, run: str, shared: Shared, owner: str | None, events: Events) -> None:
-        self._run = run
-        self._shared = shared
+        super().__init__(run, shared)
         self.owner = owner
         self._events = events
         self._loop = asyncio.get_running_loop()
-        self._stirred = asyncio.Event()  # the log has grown, or the connection is back
-        self._following: list[asyncio.Task[None]] = []
         self._cut = False
-        self._closed = False
         with shared.lock:
             shared.ends.append(self)
 
@@ -125,7 +202,6 @@ class MemoryEnd(End):
 
     @property
     def reached(self) -> bool:
-        """Whether anything can come or go."""
         return not self._cut and not self._closed
 
     def cut(self) -> None:
@@ -140,23 +216,17 @@ class MemoryEnd(End):
 
     def stir(self) -> None:
         """Let those who follow the log look again."""
-        self._call(self._stirred.set)
+        self._call(self.hand_out)
 
     def _call(self, act: Callable[[], object]) -> None:
         """Do something in this end's event loop, from whatever thread."""
         with suppress(RuntimeError):  # its loop is closed: nobody is there any more
             self._loop.call_soon_threadsafe(act)
 
-    def _open(self) -> None:
-        if self._closed:
-            raise NetworkError(f"the connection to run {self._run} is closed")
-
     async def _reach(self) -> Shared:
-        """Wait until the end is not cut off. Raises NetworkError if it is closed."""
         while self._cut and not self._closed:
             await asyncio.sleep(POLL_SECONDS)
-        self._open()
-        return self._shared
+        return await super()._reach()
 
     # -- End -----------------------------------------------------------------------------------------------
 
@@ -180,45 +250,14 @@ class MemoryEnd(End):
         except TimeoutError:
             return None
 
-    async def log(self) -> Log | None:
-        shared = await self._reach()
-        return None if shared.log is None else Log(len(shared.log), shared.over)
-
-    async def follow(self, after: int, take: Take) -> Stop:
-        task = asyncio.create_task(self._follow(after, take))
-        self._following.append(task)
-        return lambda: end_task(task)
-
-    async def _follow(self, last: int, take: Take) -> None:
-        while True:
-            self._stirred.clear()
-            log = self._shared.log
-            if self.reached and log is not None and len(log) > last:
-                last += 1
-                take(last, log[last - 1])
-                await asyncio.sleep(0)
-            else:
-                await self._stirred.wait()
-
     async def put(self, name: str, data: bytes) -> None:
         (await self._reach()).store(self.owner, name, data)
 
-    async def get(self, owner: str | None, name: str, size: int) -> bytes:
-        blob = (await self._reach()).blobs.get(owner, {}).get(name)
-        if blob is None:
-            raise MessageError(f"the object {name} can't be had: it is not there")
-        if len(blob) != size:
-            raise MessageError(f"an object of {len(blob)} bytes, {size:,} were announced")
-        return blob
-
     async def drop(self, owner: str | None, name: str) -> None:
-        with self._shared.lock:
-            self._shared.blobs.get(owner, {}).pop(name, None)
+        self._shared.drop(owner, name)
 
     async def close(self) -> None:
-        for task in self._following:
-            await end_task(task)
-        self._closed = True
+        await super().close()
         with self._shared.lock, suppress(ValueError):
             self._shared.ends.remove(self)
 
@@ -277,9 +316,6 @@ class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
         copied = _copy(data)
         for client in self._shared.listeners(MemoryClient) if self.reached else ():
             client.tell(copied)
-
-    async def entries(self, last: int) -> list[bytes]:
-        return ((await self._reach()).log or [])[:last]
 
     async def writer(self, last: int | None, copies: int = 1) -> "MemoryLogWriter":
         shared = await self._reach()

@@ -91,7 +91,6 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         self._log = log
         self._rejected: Rejected = lambda who, what: None
         self._pulse = Pulse(self._clients)
-        self._head: tuple[int, bytes] | None = None  # of the log's chain, at an entry
         self._hearing: Hearing | None = None  # once it listens
         self._questions: Questions | None = None
         self.unproven, self.keys = None, None
@@ -138,16 +137,6 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
 
     async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
         await self._publish(self.subjects.down, data)
-
-    async def entries(self, last: int) -> list[bytes]:
-        found: list[bytes] = []
-        reader = self._reader(0, lambda number, data: found.append(data), last)
-        if last:
-            stop = self._follow(reader, live=False)
-            await reader.complete.wait()
-            await stop()
-        self._head = last, reader.chain.head
-        return found
 
     async def writer(self, last: int | None, copies: int = 1) -> "NatsLogWriter":
         if last is None:

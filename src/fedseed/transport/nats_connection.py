@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -16,10 +16,11 @@ import nats.protocol.parser
 from nats.aio.client import Client
 
 from fedseed.errors import FedseedError, NetworkError, RecipeError
-from fedseed.transport.base import QUIET, Access, Events
+from fedseed.transport.base import QUIET, Access, Events, Interrupted, end_task
 from fedseed.transport.signatures import seed_of
 from fedseed.transport.subjects import Subjects
 
+T = TypeVar("T")
 CONNECT_SECONDS = 5
 MOST_SUBJECTS = (4 << 10) - 32  # bytes of a subject and a reply subject: a server ends connections with longer lines
 MOST_HEADERS = 4 << 10  # bytes of a message's headers: a signature, a place and the server's own take a few hundred
@@ -42,8 +43,29 @@ class Guarded(Client):
     def __init__(self, encrypted: bool) -> None:
         super().__init__()
         self._encrypted = encrypted
-        self.restarted: Callable[[], None] = lambda: None  # told when an interruption is over
+        self._interrupted: asyncio.Future[None] | None = None  # done when the next interruption is over
         self.dropped: Callable[[str], None] = lambda subject: None  # of what message, because too many wait
+
+    def restarted(self) -> None:
+        """An interruption is over: what was asked before it may never be answered."""
+        if self._interrupted is not None:
+            self._interrupted.set_result(None)
+            self._interrupted = None
+
+    async def unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:
+        """Returns what some work returns that asks the server. Raises Interrupted if the connection was interrupted."""
+        if self._interrupted is None:
+            self._interrupted = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(work)
+        either: set[asyncio.Future[Any]] = {task, self._interrupted}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Interrupted("the connection was interrupted")
+            return task.result()
+        finally:
+            await end_task(task)
+            del task, either  # its error holds this frame, which would hold it
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if self._encrypted and initial_connection and not info.get("tls_required"):

@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 
 import nats.errors
 from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
 from fedseed.errors import NetworkError
-from fedseed.transport.base import ClientEnd, End, Events, Log, LogLostError, Stop, Take
+from fedseed.transport.base import ClientEnd, End, Events, Interrupted, Log, LogLostError, Stop, Take
 from fedseed.transport.nats_connection import Guarded
-from fedseed.transport.nats_log import LOST_SECONDS, OVER, REQUEST_SECONDS, LogReader, NatsFollowing
+from fedseed.transport.nats_log import LOST_SECONDS, OVER, REQUEST_SECONDS, RETRY_SECONDS, LogFollower, stored
 from fedseed.transport.nats_objects import Objects
 from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects
@@ -48,10 +48,10 @@ class NatsEnd(End):
         self, connection: Guarded, subjects: Subjects, owner: str | None, signatures: Signatures, events: Events
     ) -> None:
         self.connection, self.subjects, self.signatures = connection, subjects, signatures
-        connection.restarted = self.restart
         self.objects = Objects(connection, subjects, signatures)
         self._owner = owner
-        self._followers: list[NatsFollowing] = []
+        self._followers: list[LogFollower] = []
+        self._head: tuple[int, bytes] | None = None  # of the log's chain, at the last entry that was read
         self._events = events
         self._told: set[str] = set()
         if signatures.coordinator is None:
@@ -88,20 +88,32 @@ class NatsEnd(End):
             ) from error
 
     async def follow(self, after: int, take: Take) -> Stop:
-        return self._follow(self._reader(after, take))
-
-    def _reader(self, after: int, take: Take, until: int | None = None) -> LogReader:
         chain = Chain(self.signatures, self.subjects.log)
-        return LogReader(self.subjects.run, chain, after, take, self._foreign, self._log_lost, until)
+        follower = LogFollower(self.connection, self.subjects, chain, after, take, self._foreign, self._log_lost)
+        self._followers.append(follower)
+        return follower.stop
 
-    def _follow(self, reader: LogReader, live: bool = True) -> Stop:
-        """Read the log, and with `live` what is written later: a coordinator's key may not hear its own entries."""
-        following = NatsFollowing(
-            self.connection, self.subjects.stream, reader, reader.first,
-            live=self.subjects.entries if live else None, stopped=self._followers.remove,
-        )  # fmt: skip
-        self._followers.append(following)
-        return following.stop
+    async def entries(self, last: int | None = None) -> list[bytes]:
+        while True:
+            try:
+                return await self.connection.unless_interrupted(self._entries(last))
+            except Interrupted:
+                await asyncio.sleep(RETRY_SECONDS)
+            except NotFoundError as error:
+                raise LogLostError(self.subjects.run) from error
+
+    async def _entries(self, last: int | None) -> list[bytes]:
+        found, chain = list[bytes](), Chain(self.signatures, self.subjects.log)
+        async with aclosing(stored(self.connection, self.subjects.stream)) as messages:
+            async for message in messages:
+                if last is not None and message.sequence > last:
+                    break
+                if chain.take(message.data, message.headers):
+                    found.append(message.data)
+                else:
+                    self._foreign()
+        self._head = last or 0, chain.head
+        return found
 
     def _foreign(self) -> None:
         self._note("the log holds messages that are not the coordinator's: they are passed over")
@@ -123,11 +135,6 @@ class NatsEnd(End):
             self._told.add(text)
             self._events.noted(text)
 
-    def restart(self) -> None:
-        """The connection was interrupted: the streams that are read are asked again."""
-        for following in (*self._followers, *self.objects.readers):
-            following.restart()
-
     async def put(self, name: str, data: bytes) -> None:
         with explained(f"{len(data):,} bytes can't be stored on the server as {name}"):
             await self.objects.put(self._owner, name, data)
@@ -139,8 +146,8 @@ class NatsEnd(End):
         await self.objects.drop(owner, name)
 
     async def close(self) -> None:
-        for following in list(self._followers):
-            await following.stop()
+        for follower in self._followers:
+            await follower.stop()
         with suppress(nats.errors.Error, TimeoutError):
             await self.connection.close()
 

@@ -5,8 +5,8 @@ import base64
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import NetworkError
-from fedseed.transport.base import Fenced, Interrupted, LogLostError, LogOlderError, LogWriter, Take, end_task
+from fedseed.transport.base import Fenced, Interrupted, LogLostError, LogOlderError, LogWriter, Take, Working
 from fedseed.transport.nats_connection import Guarded
 from fedseed.transport.signatures import Chain, signature_in
 from fedseed.transport.subjects import Subjects
@@ -24,6 +24,7 @@ REQUEST_SECONDS = 5.0
 ANSWER_SECONDS = 30.0  # for a message that was asked for, behind others
 MOST_ASKED = 256  # messages at a time
 ASKED_BYTES = 2 << 20  # of messages that are asked for at a time
+RETRY_SECONDS = 0.2
 SILENCE_SECONDS = 5.0  # after which a stream is asked whether there is more
 MISSING_SECONDS = 1.0  # for which a stream must have been missing: `serve --fresh` makes it again at once
 LOST_SECONDS = 3600.0  # for which one that was lost is waited for, as interruptions are
@@ -64,221 +65,159 @@ class Stored(NamedTuple):
         return (self.sequence, self.data, mine) == (other.sequence, other.data, others)
 
 
-class Reader:
-    """What a stream's messages are given to."""
+async def stored(connection: Guarded, stream: str, first: int = 1, subject: str = ">") -> AsyncGenerator["Stored"]:
+    """Yields the messages that stand in a stream, in order, without a consumer on the server.
 
-    overlaps = False  # whether its last message must still be there when it is read on after an interruption
-
-    def take(self, message: "Stored") -> None:
-        """The next message."""
-
-    def caught_up(self) -> None:
-        """All that stood in the stream has been taken, at least once."""
-
-    def missing(self) -> None:
-        """There is no such stream."""
-
-    def set_back(self) -> None:
-        """The stream is an older one than it was, or another: it is read again from where it was begun."""
-
-
-class NatsFollowing:
-    """Reads a stream, without a consumer on the server.
-
-    Messages are asked for by number, many at a time. What is stored later the server repeats under a subject (`live`):
-    it is taken if it is the next. Anything else, silence, or an interruption has the stream asked again, from the last
-    message on where that must still be there: so it is seen whether a server came back with an older stream.
+    They are asked for by number, many at a time. `Guarded.unless_interrupted` ends the reading where an answer is lost.
 
     Args:
         connection: to NATS.
         stream: the stream's name.
-        reader: gets the messages.
-        after: the last message that is known already.
+        first: the number of the first message.
         subject: of the messages.
-        live: the subject under which the server repeats what it stores; None: nowhere.
-        stopped: told when it has stopped.
+
+    Raises:
+        NotFoundError: there is no such stream.
+        Interrupted: the server does not answer as it should.
+    """
+    asked: deque[asyncio.Task[Stored | None]] = deque()
+    ahead = largest = 1
+    try:
+        while True:
+            while len(asked) < ahead:
+                asked.append(asyncio.create_task(_get(connection, stream, first, subject)))
+                first += 1
+            await asyncio.wait({asked[0]})
+            if (found := asked.popleft().result()) is None:
+                return
+            yield found
+            largest = max(largest, len(found.data))
+            ahead = max(1, min(2 * ahead, MOST_ASKED, ASKED_BYTES // largest))
+    except NotFoundError:
+        raise
+    except (TimeoutError, nats.errors.Error, ValueError, LookupError) as error:
+        raise Interrupted(str(error)) from error
+    finally:
+        for task in asked:
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is not asked for
+            task.cancel()
+
+
+async def _get(connection: Guarded, stream: str, sequence: int, subject: str) -> Stored | None:
+    """The message of this number, or the first after it; None: there is none. Raises nats' errors."""
+    asked = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
+    reply = await connection.request(f"$JS.API.STREAM.MSG.GET.{stream}", asked, timeout=ANSWER_SECONDS)
+    answer = json.loads(reply.data)
+    if "error" in answer:
+        if answer["error"].get("err_code") == NO_MESSAGE:
+            return None
+        APIError.from_error(answer["error"])  # raises it
+    message = answer["message"]
+    headers = await connection.headers_in(base64.b64decode(message.get("hdrs", "")))
+    return Stored(int(message["seq"]), base64.b64decode(message.get("data", "")), headers)
+
+
+class LogFollower(Working):
+    """Hands out a run's log: what stands there, and what the server repeats of all that it stores later.
+
+    A repeated message is taken if it is the next. Anything else, silence, or an interruption has the log asked again,
+    from the last message on: so it is seen whether a server came back with an older log.
+
+    Args:
+        connection: to NATS.
+        subjects: the run's.
+        chain: tells the coordinator's entries from others'.
+        after: the last entry that is known already: up to there nothing is handed out.
+        take: called with an entry's number and bytes.
+        foreign: told of each message that is not an entry.
+        lost: told when there was a log, and is none any more; and again, with True, when it does not come back.
     """
 
     def __init__(
-        self, connection: Guarded, stream: str, reader: Reader, after: int = 0, subject: str = ">",
-        live: str | None = None, stopped: Callable[["NatsFollowing"], Any] = lambda following: None,
+        self, connection: Guarded, subjects: Subjects, chain: Chain, after: int, take: Take,
+        foreign: Callable[[], None], lost: Callable[[bool], None],
     ) -> None:  # fmt: skip
-        self._connection = connection
-        self._stream = stream
-        self._reader = reader
-        self.last = self._after = after
-        self._known: Stored | None = None  # the last message, where it must still be there
+        self._connection, self._subjects, self._chain = connection, subjects, chain
+        self._after, self._take, self._foreign, self._lost = after, take, foreign, lost
+        self._first = 0 if chain.checks else after  # after which message to begin: a chain is followed from its start
+        self._last = self._first
+        self._known: Stored | None = None  # the last message, which must still be there
         self._sure = -1  # after how many interruptions it was seen to follow what was known
-        self._subject = subject
-        self._live = live
-        self._stopped = stopped
+        self._seen = False  # whether there was a log
+        self._missing: float | None = None  # since when there is none
+        self._lost_since: float | None = None  # when it was said to be lost
         self._subscription: Any = None
         self._again = asyncio.Event()
-        self._asking: asyncio.Task[None] | None = None
-        self._watch = asyncio.create_task(self._keep_going())
-
-    def restart(self) -> None:
-        """The connection was interrupted: answers may be lost, and the stream may be another."""
-        self._again.set()
-        if self._asking is not None:
-            self._asking.cancel()
+        self.work(self._keep_going())
 
     async def stop(self) -> None:
-        """End; again is fine."""
-        if self._watch.done():
-            return
         self._sure = -1  # what is on its way already is not handed out
-        await end_task(self._watch)
-        if self._asking is not None:
-            await end_task(self._asking)
+        await super().stop()
         if self._subscription is not None:
             with suppress(nats.errors.Error):
                 await self._subscription.unsubscribe()
-        self._stopped(self)
+            self._subscription = None
 
     async def _keep_going(self) -> None:
         while True:
             self._again.clear()
             try:
-                if self._live is not None and self._subscription is None:
+                if self._subscription is None:
                     self._subscription = await self._connection.subscribe(
-                        self._live, cb=self._deliver, pending_bytes_limit=PENDING_BYTES
+                        self._subjects.entries, cb=self._deliver, pending_bytes_limit=PENDING_BYTES
                     )
-                self._asking = asyncio.create_task(self._catch_up())
-                await asyncio.wait({self._asking})
-                if self._asking.cancelled():
-                    continue
-                self._asking.result()
-            except NotFoundError:
-                self._reader.missing()
-                await asyncio.sleep(0.5)
-                continue
-            except (TimeoutError, nats.errors.Error, APIError, NoStreamResponseError, ValueError, LookupError):
-                await asyncio.sleep(0.2)
-                continue
-            with suppress(TimeoutError):
+                await self._connection.unless_interrupted(self._catch_up())
                 async with asyncio.timeout(SILENCE_SECONDS):
-                    await self._again.wait()
+                    await self._connection.unless_interrupted(self._again.wait())
+            except NotFoundError:
+                self._note_missing()
+                await asyncio.sleep(0.5)
+            except (Interrupted, TimeoutError, nats.errors.Error):
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _catch_up(self) -> None:
-        """Ask for all that stands there. Raises NotFoundError where there is no such stream."""
-        asked: deque[asyncio.Task[Stored | None]] = deque()
+        """Take all that stands there. Raises as `stored`."""
         known, interruptions = self._known, self._interruptions
-        ahead, largest, following = 1, 1, self.last + (known is None)
-        try:
-            while True:
-                while len(asked) < ahead:
-                    asked.append(asyncio.create_task(self._get(following)))
-                    following += 1
-                await asyncio.wait({asked[0]})
-                found = asked.popleft().result()
-                if known is not None:
-                    if found is None or not found.same(known):
-                        self._set_back()
-                        return
-                    known = None
-                elif found is None:
+        async with aclosing(stored(self._connection, self._subjects.stream, self._last + (known is None))) as messages:
+            async for message in messages:
+                if known is not None and not message.same(known):
                     break
-                elif found.sequence > self.last:
-                    self._hand_out(found)
+                known = None
+                if message.sequence > self._last:
+                    self._hand_out(message)
                 self._sure = interruptions
-                largest = max(largest, len(found.data))
-                ahead = max(1, min(2 * ahead, MOST_ASKED, ASKED_BYTES // largest))
-        finally:
-            for task in asked:
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is not asked for
-                task.cancel()
-        self._sure = interruptions
-        self._reader.caught_up()
+        if known is not None:  # it is an older log, or another: it is read again from where it was begun
+            self._last, self._known, self._sure, self._chain.head = self._first, None, -1, b""
+            self._again.set()
+            return
+        self._sure, self._seen = interruptions, True
+        self._missing = self._lost_since = None
 
     @property
     def _interruptions(self) -> int:
         return self._connection.stats["reconnects"]
 
-    async def _get(self, sequence: int) -> "Stored | None":
-        """The message of this number, or the first after it; None: there is none. Raises nats' errors."""
-        asked = json.dumps({"seq": sequence, "next_by_subj": self._subject}).encode()
-        subject = f"$JS.API.STREAM.MSG.GET.{self._stream}"
-        answer = json.loads((await self._connection.request(subject, asked, timeout=ANSWER_SECONDS)).data)
-        if "error" in answer:
-            if answer["error"].get("err_code") == NO_MESSAGE:
-                return None
-            APIError.from_error(answer["error"])  # raises it
-        message = answer["message"]
-        headers = await self._connection.headers_in(base64.b64decode(message.get("hdrs", "")))
-        return Stored(int(message["seq"]), base64.b64decode(message.get("data", "")), headers)
-
     async def _deliver(self, message: Msg) -> None:
         """What the server repeats of what it has stored."""
         number = (message.headers or {}).get("Nats-Sequence", "")[:20]
-        if self._sure == self._interruptions and number == str(self.last + 1):
-            self._hand_out(Stored(self.last + 1, message.data, message.headers))
+        if self._sure == self._interruptions and number == str(self._last + 1):
+            self._hand_out(Stored(self._last + 1, message.data, message.headers))
         else:
             self._again.set()
 
-    def _hand_out(self, message: "Stored") -> None:
-        self.last, self._known = message.sequence, message if self._reader.overlaps else None
-        self._reader.take(message)
-
-    def _set_back(self) -> None:
-        self.last, self._known, self._sure = self._after, None, -1
-        self._reader.set_back()
-        self._again.set()
-
-
-class LogReader(Reader):
-    """Tells the coordinator's entries from others', and hands them out.
-
-    Args:
-        run: the run's name.
-        chain: tells them apart.
-        after: the last entry that is known already: up to there nothing is handed out.
-        take: called with an entry's number and bytes.
-        foreign: told of each message that is not an entry.
-        lost: told when there was a log, and is none any more; and again, with True, when it does not come back.
-        until: the last message that is looked at; None: there is no last.
-    """
-
-    overlaps = True
-
-    def __init__(
-        self, run: str, chain: Chain, after: int, take: Take, foreign: Callable[[], None], lost: Callable[[bool], None],
-        until: int | None = None,
-    ) -> None:  # fmt: skip
-        self.run = run
-        self.chain = chain
-        self._begins = chain.head
-        self.first = 0 if chain.checks else after  # after which message to begin: a chain is followed from its start
-        self.complete = asyncio.Event()  # all that stood there when it was first looked at has been taken
-        self._after = after
-        self._take = take
-        self._foreign = foreign
-        self._lost = lost
-        self._until = until
-        self._missing: float | None = None  # since when
-        self._lost_since: float | None = None  # when it was said to be lost
-
-    def take(self, message: Stored) -> None:
-        if self._until is not None and message.sequence > self._until:
-            return
-        if not self.chain.take(message.data, message.headers):
+    def _hand_out(self, message: Stored) -> None:
+        self._last, self._known = message.sequence, message
+        if not self._chain.take(message.data, message.headers):
             self._foreign()
         elif message.sequence > self._after:
             self._take(message.sequence, message.data)
 
-    def set_back(self) -> None:
-        self.chain.head = self._begins
-
-    def caught_up(self) -> None:
-        self.complete.set()
-        self._missing = self._lost_since = None
-
-    def missing(self) -> None:
+    def _note_missing(self) -> None:
         now = time.monotonic()
         if self._missing is None:
             self._missing = now
-        elif self.complete.is_set() and now > self._missing + MISSING_SECONDS:
-            self.complete.clear()  # it is said once
+        elif self._seen and now > self._missing + MISSING_SECONDS:
+            self._seen = False  # it is said once
             self._lost_since = now
             self._lost(False)
         elif self._lost_since is not None and now > self._lost_since + LOST_SECONDS:
@@ -302,13 +241,9 @@ class NatsLogWriter(LogWriter):
     """
 
     def __init__(
-        self,
-        connection: Guarded,
-        subjects: Subjects,
-        last: int,
-        chained: Callable[[], Awaitable[Chain]],
+        self, connection: Guarded, subjects: Subjects, last: int, chained: Callable[[], Awaitable[Chain]],
         foreign: Callable[[], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(subjects.run, last)
         self._connection = connection
         self._stream = connection.jetstream(timeout=REQUEST_SECONDS)
@@ -333,10 +268,10 @@ class NatsLogWriter(LogWriter):
             sequence = await self._publish(entry, headers, self._sequence)
             self._stored = self.last + 1, sequence, head
         except Fenced:
-            found = await self._next()
+            found = await self._next(copy(self._chain))
             if found is None:  # nothing but messages of others
                 await self._publish(entry, headers, None)
-                found = await self._next()
+                found = await self._next(copy(self._chain))
                 if found == entry:
                     return
             self._found = found
@@ -368,29 +303,25 @@ class NatsLogWriter(LogWriter):
         except (TimeoutError, nats.errors.Error) as error:
             raise Interrupted(str(error)) from error
 
-    async def _next(self) -> bytes | None:
+    async def _next(self, chain: Chain) -> bytes | None:
         """The next entry that counts; None: there are only others' messages, up to where the log stands now."""
-        chain, found = copy(self._chain), list[tuple[int, bytes, bytes]]()
-        assert chain is not None
-
-        def take(sequence: int, data: bytes) -> None:
-            found.append((sequence, chain.head, data))
-            ahead.complete.set()
-
-        ahead = LogReader(self.run, chain, 0, take, self._foreign, lambda for_good: None)
-        following = NatsFollowing(self._connection, self._subjects.stream, ahead, self._sequence)
         try:
-            await asyncio.wait_for(ahead.complete.wait(), READING_SECONDS)
-        except TimeoutError as error:
+            async with asyncio.timeout(READING_SECONDS):
+                return await self._connection.unless_interrupted(self._read_on(chain))
+        except (TimeoutError, NotFoundError) as error:
             raise Interrupted("the log can't be read") from error
-        finally:
-            await following.stop()
-        if not found:
-            self._sequence = max(self._sequence, following.last)
-            return None
-        sequence, head, entry = found[0]
-        self._stored = self.last + 1, sequence, head
-        return entry
+
+    async def _read_on(self, chain: Chain) -> bytes | None:
+        seen = self._sequence
+        async with aclosing(stored(self._connection, self._subjects.stream, seen + 1)) as messages:
+            async for message in messages:
+                seen = message.sequence
+                if chain.take(message.data, message.headers):
+                    self._stored = self.last + 1, seen, chain.head
+                    return message.data
+                self._foreign()
+        self._sequence = seen
+        return None
 
     async def _read(self, number: int) -> bytes | None:
         if self._chain is not None and self._chain.checks:

@@ -13,15 +13,16 @@ import json
 import re
 import secrets
 import time
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import nats.errors
 from nats.js import api
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import MessageError, NetworkError
+from fedseed.transport.base import Interrupted
 from fedseed.transport.nats_connection import Guarded
-from fedseed.transport.nats_log import NatsFollowing, Reader, Stored
+from fedseed.transport.nats_log import RETRY_SECONDS, Stored, stored
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
 
@@ -30,7 +31,6 @@ CHUNK_BYTES = 128 * 1024
 AT_ONCE = 8  # chunks on their way
 CHUNK_SECONDS = 30.0  # for the receipt of one
 PATIENCE_SECONDS = 3600.0  # through interruptions, as for the log
-RETRY_SECONDS = 0.2
 _PLACE = re.compile(r"([^.]*)\.(\d{1,15})\.(\d{1,15})")
 UNAVAILABLE = 10008  # for now, in a cluster
 NO_ROOM = 10077
@@ -50,7 +50,6 @@ class Objects:
         self._subjects = subjects
         self._signatures = signatures
         self._stream = connection.jetstream(timeout=CHUNK_SECONDS)
-        self.readers: set[NatsFollowing] = set()
         self._stored: set[str] = set()  # names of what this process has stored
 
     # -- storing -----------------------------------------------------------------------------------------------
@@ -147,76 +146,40 @@ class Objects:
         Raises:
             MessageError: it is not there, or of another size.
         """
-        reading = _Reading(self._subjects.chunks(owner, name), name, size, owner, self._signatures)
-        stream = f"OBJ_{self._subjects.bucket(owner)}"
-        following = NatsFollowing(self._connection, stream, reading, subject=reading.subject)
-        self.readers.add(following)
         try:
-            return await asyncio.wait_for(reading.found, PATIENCE_SECONDS)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while True:
+                    with suppress(Interrupted):
+                        return await self._connection.unless_interrupted(self._get(owner, name, size))
+                    await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError as error:
             raise MessageError(f"the object {name} can't be had: it does not come") from error
-        finally:
-            self.readers.discard(following)
-            await following.stop()
-            reading.forget()
 
+    async def _get(self, owner: str | None, name: str, size: int) -> bytes:
+        stream, subject = f"OBJ_{self._subjects.bucket(owner)}", self._subjects.chunks(owner, name)
+        attempt, chunks, there = "", dict[int, bytes](), 0
+        why = f"the object {name} can't be had: it is not there"
+        with suppress(NotFoundError):
+            async with aclosing(stored(self._connection, stream, subject=subject)) as messages:
+                async for message in messages:
+                    place = _PLACE.fullmatch((message.headers or {}).get(PLACE, ""))
+                    if place is None or not self._is_owners(owner, subject, message, place[0]):
+                        continue
+                    if int(place[3]) != size:
+                        why = f"an object of {int(place[3]):,} bytes, {size:,} were announced"
+                        continue
+                    if place[1] != attempt:  # from the beginning, perhaps once more
+                        attempt, chunks, there = place[1], {}, 0
+                    if (number := int(place[2])) in chunks or there + len(message.data) > size:
+                        continue
+                    chunks[number] = message.data
+                    there += len(message.data)
+                    if there == size:
+                        return b"".join(chunks[number] for number in sorted(chunks))
+        raise MessageError(why)
 
-class _Reading(Reader):
-    """Puts an object together.
-
-    Args:
-        subject: of its chunks.
-        name: the object's.
-        size: bytes that it must have.
-        owner: whose it is.
-        signatures: check that.
-    """
-
-    def __init__(self, subject: str, name: str, size: int, owner: str | None, signatures: Signatures) -> None:
-        self.subject = subject
-        self.found: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._size = size
-        self._owner = owner
-        self._signatures = signatures
-        self._attempt = ""
-        self._chunks: dict[int, bytes] = {}
-        self._there = 0  # bytes of them
-        self._why = f"the object {name} can't be had: it is not there"
-
-    def take(self, message: Stored) -> None:
-        place = _PLACE.fullmatch((message.headers or {}).get(PLACE, ""))
-        if self.found.done() or place is None:
-            return
-        signed = self.subject, message.data, message.headers, place[0].encode()
-        if not (
-            self._signatures.of_coordinator(*signed)
-            if self._owner is None
-            else self._signatures.of_client(self._owner, *signed)
-        ):
-            return
-        attempt, number, size = place[1], int(place[2]), int(place[3])
-        if size != self._size:
-            self._why = f"an object of {size:,} bytes, {self._size:,} were announced"
-            return
-        if attempt != self._attempt:  # from the beginning, perhaps once more
-            self._attempt, self._chunks, self._there = attempt, {}, 0
-        if number in self._chunks or self._there + len(message.data) > self._size:
-            return
-        self._chunks[number] = message.data
-        self._there += len(message.data)
-        if self._there == self._size:
-            chunks, self._chunks = self._chunks, {}
-            self.found.set_result(b"".join(chunks[number] for number in sorted(chunks)))
-
-    def caught_up(self) -> None:
-        if not self.found.done():
-            self.found.set_exception(MessageError(self._why))
-
-    def missing(self) -> None:
-        self.caught_up()
-
-    def forget(self) -> None:
-        """Hold nothing any more: subscription and reader refer to each other, and the collector may come late."""
-        self._chunks = {}
-        self.found = asyncio.get_running_loop().create_future()
-        self.found.cancel()  # nothing that still comes is taken
+    def _is_owners(self, owner: str | None, subject: str, chunk: Stored, place: str) -> bool:
+        signed = subject, chunk.data, chunk.headers, place.encode()
+        if owner is None:
+            return self._signatures.of_coordinator(*signed)
+        return self._signatures.of_client(owner, *signed)
