@@ -65,6 +65,27 @@ class Client:
         return b""
 
 
+@pytest.mark.parametrize("how", ["z-score", "ranks"])
+def test_how_hard_a_part_of_the_batch_is_says_nothing_of_its_direction(how):
+    """A population's pairs are of other examples each: taken together their losses would leave signs and noise."""
+    pairs, hard = np.array([[0.3, 0.1], [0.1, 0.2], [0.2, 0.21]]), np.array([[0.0], [50.0], [900.0]])
+    method = MeZO(normalize=how, scale=0.5)
+
+    def rho(found):
+        return [one.rho for one in method.quotients(*found.T.tolist(), 1.0, apart=True)]
+
+    alike, apart = rho(pairs), rho(pairs + hard)
+    np.testing.assert_allclose(apart, alike, rtol=1e-6)
+    half = (pairs[:, 0] - pairs[:, 1]) / 2
+    together = normalised([*half, *-half], how)
+    np.testing.assert_allclose(alike, together[:3] - together[3:], rtol=1e-6)
+    if how == "z-score":
+        assert np.abs(alike).max() > 1  # as large as a deviation, and as apart as the differences are
+        np.testing.assert_allclose(np.array(alike) / alike[0], half / half[0], rtol=1e-6)
+    else:
+        assert len(set(np.abs(np.round(alike, 6)))) == 3  # not signs alone
+
+
 SIDES = [(4.0, 1.0), (2.0, 3.0), (0.5, 0.5)]  # plus and minus of three directions
 
 

@@ -1,5 +1,7 @@
 """Ferret's coefficients in a bit each: what is kept of them, how they travel, and that the method learns with them."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -88,3 +90,16 @@ def test_a_step_is_the_weighted_sum_and_in_bits_itself(seeds):
             np.testing.assert_allclose(mine, right, rtol=1e-6)
     nobody = method.aggregate(STATE, answers(1, []))
     assert method.decode_step(STATE, nobody.encode()) == BitStep(())
+
+
+def test_bits_are_off_for_a_change_of_few_entries_and_hardly_for_one_of_many():
+    """However many directions: all sign vectors z, q(Delta z) z in the mean. docs/choosing.md says so."""
+
+    def off(delta):
+        z = np.array(list(product([-1.0, 1.0], repeat=len(delta))))
+        found = one_bit((z @ delta).astype(np.float32)) @ z / len(z)
+        return np.linalg.norm(found - delta) / np.linalg.norm(delta)
+
+    assert 0.5 < off(np.array([3.0, 2.0, 0.5])) < 0.7 and 0.5 < off(np.array([4.0, 2.0, 1.0])) < 0.7
+    many = np.random.default_rng(1).normal(size=14)
+    assert off(many) < 0.2 and off(np.ones(14)) < 1e-6

@@ -34,6 +34,26 @@ def test_what_does_not_fit_is_refused_by_name(kind, settings, text):
         kind(**settings)
 
 
+BYTE = {"name": "zo-fedsgd", "seeds": "shared", "scalars": "byte", "batch": 16}
+MISTAKEN = [
+    ({"name": "mezo", "divide_by": "scalar", "estimates": 3}, "may cancel .* up to 209 times the rate"),
+    ({"name": "zo-fedsgd", "divide_by": "scalar"}, "may cancel"),
+    ({**BYTE, "normalize": "z-score"}, r"projections reach 1,000, and a byte 676; take method.scale = 0.0015 or more"),
+    ({**BYTE, "normalize": "z-score", "scale": 2e-3, "population": 4}, "projections reach 1,000"),
+    ({**BYTE, "normalize": "ranks", "scale": 5e-4}, "projections reach 1,000"),
+]
+
+
+@pytest.mark.parametrize(("method", "text"), MISTAKEN)
+def test_settings_with_which_orbits_are_read_and_no_run_begins(method, text):
+    """The sum that MEAZO divides by may cancel; a byte saturates."""
+    with pytest.raises(ValueError, match=text):
+        Recipe.model_validate({"rounds": 1, "method": method})
+    kind = {"mezo": MeZO, "zo-fedsgd": ZOFedSGD}[method["name"]]
+    kind.model_validate(method)
+    Recipe.model_validate({"rounds": 1, "method": {**method, "divide_by": "nothing", "scale": 3e-3}})
+
+
 def test_what_does_not_fit_the_model_or_the_recipe_is_refused_too():
     with pytest.raises(ValueError, match=r"method\.directions = 3: the model has 4 blocks"):
         Ferret(directions=3, allocation="uniform").start(HALVES, 1)

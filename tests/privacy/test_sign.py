@@ -36,6 +36,7 @@ def test_the_account_says_something_of_every_epsilon():
     assert PrivateSign(1.0, 4).spent(0)["epsilon"] == 0
     assert PrivateSign(1000.0).spent(3) == {
         "epsilon_per_vote": 1000.0, "votes": 3, "epsilon_pure": 3000.0, "delta": 1e-5, "epsilon": 3000.0,
+        "adjacency": "replace-one",
     }  # fmt: skip
     spent = PrivateSign(1.0, 4).spent(25)
     assert spent.items() >= PrivateSign(1.0, 4).counted(25).items()

@@ -101,8 +101,8 @@ def canary(
     audited.write(page, canary_page.numbers(test))
     if test.contradicts:
         raise FedseedError(
-            f"epsilon is at least {test.epsilon_at_least:.2f}, and the account says {test.epsilon:.2f}: the run is not "
-            "as private as it says, or the account is not about exchanging these examples"
+            f"epsilon is at least {test.epsilon_at_least:.2f}, and the account says {test.epsilon:.2f} for exchanging "
+            "these examples: the run is not as private as it says (or this is the one audit in twenty that errs)"
         )
 
 

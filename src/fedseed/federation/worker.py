@@ -17,12 +17,14 @@ from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
 from fedseed.privacy import protection_of
+from fedseed.privacy.protection import check_dtypes
 from fedseed.privacy.settings import WITHHELD
 from fedseed.training.client import ClientCost, LocalClient
 from fedseed.training.memory import Memory
 from fedseed.training.together import InAnothersMessage, Look, Seen, SharedGradients, SharedLosses
 from fedseed.weights.change import expected_norm
 from fedseed.weights.devices import wait_for
+from fedseed.weights.digest import dtype_name
 from fedseed.weights.layout import DigestKind
 from fedseed.weights.offload import Offload
 from fedseed.weights.space import ParameterSpace
@@ -65,6 +67,7 @@ class Worker:
     ) -> None:
         self.space = ParameterSpace(model, method.blocks, digest)
         method.check(self.space.layout)
+        check_dtypes(method, map(dtype_name, (*model.parameters(), *model.buffers())))
         if not getattr(objective, "differentiable", True) and (problem := without_gradients(method)):
             raise ValueError(problem)
         self.method = method

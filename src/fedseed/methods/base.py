@@ -286,6 +286,11 @@ class Method(BaseModel, ABC):
         return None
 
     @property
+    def mistaken(self) -> str | None:
+        """Returns why no run begins with such settings, though orbits of some are read; None if nothing is wrong."""
+        return None
+
+    @property
     def lasting_entries(self) -> bool:
         """Returns whether an entry of clients' vectors means the same in every round; not so on new directions."""
         return self.catch_up.replaces
@@ -327,7 +332,9 @@ def with_remedy(reason: str) -> str:
 
 
 def misfit(method: Method, rule: AggregationRule) -> str | None:
-    """Returns why a rule can't combine a method's answers with its weights; None if it can."""
+    """Returns why a rule can't combine a method's answers with its weights, or no run begins so; None if it can."""
+    if method.mistaken is not None:
+        return f"method.{method.mistaken}"
     if issubclass(method.update_type, Summand) and method.update_type.counted and method.weighting != "equal":
         return f'method.weighting = "{method.weighting}": votes count the same, whoever casts them; set it to "equal"'
     said = f'aggregation.name = "{rule.name}" does not fit {method.name}'

@@ -69,7 +69,8 @@ class Stepwise(ZerothOrder):
         adam_eps: keeps their denominators away from zero.
         divide_by: what a step's coefficients are divided by: "deviation", that of the losses along its directions, of
             which it needs several (FZOO; a step whose losses are all alike does nothing); "scalar", the root of an
-            average of their squared sum (MEAZO); "nothing". Each needs a learning rate of its own.
+            average of their squared sum (MEAZO), of one direction a step; "nothing". Each needs a learning rate of its
+            own.
         decay: the share of the distance from the base that each step forgets, before it moves; for "from-base".
     """
 
@@ -95,6 +96,15 @@ class Stepwise(ZerothOrder):
         if self.divide_by == "deviation" and not self.several:
             raise ValueError('divide_by = "deviation" needs several directions a step, of which this has one')
         return self
+
+    @property
+    def mistaken(self) -> str | None:
+        if self.divide_by == "scalar" and self.several:
+            return (
+                'divide_by = "scalar": a step has several directions, whose projections may cancel in the sum that it '
+                'divides by: steps were up to 209 times the rate; take "deviation", or one direction a step'
+            )
+        return super().mistaken
 
     @property
     def per_step(self) -> int:

@@ -32,7 +32,6 @@ class OneByte(Array):
     """float32 numbers in a byte each: a sign and a magnitude 2^((c - 80) / 5), c = 1..127; c = 0 is zero.
 
     From 2^-15.8 to 2^9.4 (675) in steps of 15%: nearest in the logarithm, too small becomes 0, too large the largest.
-    With normalize = "z-score" projections are up to 1 / scale, 1,000 by default: take a scale of 2e-3 or more there.
     """
 
     def write(self, value: Any) -> bytes:
@@ -117,6 +116,16 @@ class ZOFedSGD(Population, Stepwise):
         if self.own_seeds and self.from_base:
             raise ValueError('small_steps = "from-base" needs seeds = "shared": own directions never come twice')
         return self
+
+    @property
+    def mistaken(self) -> str | None:
+        reach = {"none": 0.0, "z-score": self.population**0.5, "ranks": 0.5}[self.normalize]
+        if self.scalars == "byte" and reach / self.scale > _VALUES.max():
+            return (
+                f'scalars = "byte": with normalize = "{self.normalize}" projections reach {reach / self.scale:,.0f}, '
+                f"and a byte {_VALUES.max():.0f}; take method.scale = {1.01 * reach / _VALUES.max():.2g} or more"
+            )
+        return super().mistaken
 
     @property
     def per_step(self) -> int:

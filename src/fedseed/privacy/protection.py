@@ -10,7 +10,7 @@ clients' vectors can be compared (`Method.incomparable`).
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,7 +33,6 @@ from fedseed.privacy.scalars import PrivateScalars, bounded
 from fedseed.privacy.settings import Level, Mechanism, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
 from fedseed.randomness import Basis, Domain, derive
-from fedseed.weights.layout import Layout
 
 _NO_SUM = "noise goes to the sum of what clients send, and along directions of their own there is none"
 
@@ -141,15 +140,6 @@ class Private(Method, ABC):
     kind: ClassVar[type[Method]]  # the class of the method without it
     private: PrivacySettings = Field(json_schema_extra={"internal": True})
 
-    def check(self, layout: Layout) -> None:
-        super().check(layout)
-        short = [entry.dtype for entry in layout.tensors if entry.dtype != "float32"]
-        if short and self.private.level == "example":
-            raise ValueError(
-                f'privacy.level = "example" with {short[0]} weights: in a 16-bit pass one example moves what others\' '
-                "losses are rounded to, which no epsilon counts; load the model in float32"
-            )
-
     def __reduce__(self) -> Any:
         return protected, (_plain(self), self.private)
 
@@ -184,6 +174,21 @@ def protected(method: Method, settings: PrivacySettings) -> Method:
         raise ValueError(problem)
     values = {name: getattr(method, name) for name in method.__class__.model_fields}
     return _private(method.__class__).model_construct(**{**values, "private": settings})
+
+
+def check_dtypes(method: Method, dtypes: Iterable[str]) -> None:
+    """Refuses to protect examples in passes where one moves what others' losses become. Raises ValueError.
+
+    Args:
+        method: of the run.
+        dtypes: of all that the model computes with, what is not tuned included.
+    """
+    private, short = settings_of(method), sorted({"bfloat16", "float16", "int8"}.intersection(dtypes))
+    if short and private is not None and private.level == "example":
+        raise ValueError(
+            f'privacy.level = "example" with {short[0]} weights: in such a pass one example moves what others\' losses '
+            "are rounded to, which no epsilon counts; load the model in float32, with no adapter over 8 or 16 bits"
+        )
 
 
 def read_method(kind: type[Method], settings: dict[str, Any]) -> Method:

@@ -64,14 +64,15 @@ class PrivateSign(Mechanism):
         votes = rounds * self.votes
         return {"epsilon_per_vote": self.epsilon, "votes": votes, "epsilon_pure": votes * self.epsilon}
 
-    def spent(self, rounds: int) -> dict[str, float]:
+    def spent(self, rounds: int) -> dict[str, Any]:
         """Over T votes: T epsilon by plain composition, and the tighter epsilon at delta = 1e-5.
 
-        The latter is what the `dp-accounting` package's privacy loss distributions give.
+        Both are of another client's data in place of one's (`adjacency`). The latter is what the privacy loss
+        distributions of the `dp-accounting` package give.
         """
         counted = self.counted(rounds)
         found = _composed(self.epsilon, rounds * self.votes) if rounds else 0.0
-        return {**counted, "delta": DELTA, "epsilon": min(found, counted["epsilon_pure"])}
+        return {**counted, "adjacency": "replace-one", "delta": DELTA, "epsilon": min(found, counted["epsilon_pure"])}
 
 
 def _composed(epsilon: float, votes: int) -> float:

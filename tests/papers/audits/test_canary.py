@@ -79,10 +79,16 @@ def test_a_score_is_the_way_of_the_weights_not_the_steepness_of_the_loss():
 
 def test_a_bound_above_the_account_contradicts_it():
     games = [game(j, np.zeros(50), -np.eye(50)[j]) for j in range(10)]
-    test = CanaryTest(games, "one", 1, {"epsilon": 1.0, "delta": 1e-5})
+    test = CanaryTest(games, "one", 1, {"epsilon": 1.0, "delta": 1e-5, "adjacency": "replace-one"})
     assert test.found == 10 and test.epsilon_at_least > 4.9 and test.contradicts
-    for spent in ({"epsilon": 6.0, "delta": 1e-5}, None, {"epsilon": float("inf")}):
+    for spent in ({**test.spent, "epsilon": 6.0}, None, {"epsilon": float("inf")}):
         assert not replace(test, spent=spent).contradicts
+    # an exchange is two steps between neighbours of other kinds
+    for kind in ("zero-out", "add-or-remove"):
+        other = replace(test, spent={"epsilon": 3.0, "delta": 1e-5, "adjacency": kind, "level": "example"})
+        assert not other.contradicts and other.epsilon == 6.0 and other.delta == pytest.approx(1e-5 * (1 + np.exp(3)))
+        assert replace(other, spent={**other.spent, "epsilon": 2.0}).contradicts
+        assert replace(other, copies=2).account is None
     page = audit(test, "mine", {})
     assert [a.short for a in page.answers] == ["found", "at chance", "above the account"]
     assert numbers(test)["contradicts_account"] is True

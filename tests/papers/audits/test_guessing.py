@@ -5,6 +5,7 @@ from math import exp, inf, log
 import numpy as np
 import pytest
 
+from fedseed_papers.audits.canary import CanaryTest
 from fedseed_papers.audits.guessing import (
     at_least,
     epsilon_at_least,
@@ -35,5 +36,10 @@ def test_it_does_not_exceed_the_epsilon_of_randomised_response(epsilon, games):
     bounds = {k: epsilon_at_least(int(k), games, n) for k in set(right.tolist())}
     too_high = np.mean([bounds[k] > epsilon for k in right.tolist()])
     assert too_high <= 0.05 + 3 * (0.05 * 0.95 / 2000) ** 0.5
+    if games == 40:  # a tight mechanism whose account is of zeros in its place: half of that epsilon for an exchange
+        spent = {"epsilon": epsilon / 2, "delta": 0.0, "adjacency": "zero-out"}
+        account = CanaryTest([], "one", 1, spent).epsilon
+        alarms, false = ([bounds[k] > limit for k in right.tolist()] for limit in (account, spent["epsilon"]))
+        assert np.mean(alarms) <= 0.07 and np.mean(false) > 0.5
     if games == 100:
         assert np.median([bounds[k] for k in right.tolist()]) > epsilon - 1.2  # and it is not far below

@@ -10,7 +10,7 @@ By the orbit, the attack has every step in place of the last model alone, and ne
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import exp, inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -96,7 +96,7 @@ class CanaryTest:
     games: Sequence[Game]
     client: str
     copies: int
-    spent: dict[str, float] | None
+    spent: dict[str, Any] | None
 
     @property
     def candidates(self) -> int:
@@ -157,15 +157,29 @@ class CanaryTest:
         return float(np.mean([percentile(game.scores, game.planted) for game in self.games]))
 
     @property
+    def account(self) -> tuple[float, float] | None:
+        """Returns epsilon and delta of what the attack is about, exchanging the canary; None: the account says nothing.
+
+        Where neighbours have an example (or client) more or less, or zeros in its place, an exchange is two steps
+        between neighbours: 2 epsilon, (1 + e^epsilon) delta. An account of examples says nothing of several copies.
+        """
+        spent = self.spent or {}
+        epsilon, delta = float(spent.get("epsilon", inf)), float(spent.get("delta", 0.0))
+        if spent.get("level") == "example" and self.copies > 1:
+            return None
+        if spent.get("adjacency") != "replace-one":
+            epsilon, delta = 2 * epsilon, delta * (1 + exp(min(epsilon, 700.0)))
+        return (epsilon, delta) if epsilon < inf and delta < 1 else None
+
+    @property
     def delta(self) -> float:
-        """Returns the account's delta."""
-        return 0.0 if self.spent is None else float(self.spent.get("delta", 0.0))
+        """Returns the account's delta, for an exchange."""
+        return 0.0 if self.account is None else self.account[1]
 
     @property
     def epsilon(self) -> float | None:
-        """Returns what the account says; None: it says nothing."""
-        found = None if self.spent is None else self.spent.get("epsilon")
-        return float(found) if found is not None and isfinite(found) else None
+        """Returns what the account says of an exchange; None: it says nothing."""
+        return None if self.account is None else self.account[0]
 
     @property
     def epsilon_at_least(self) -> float:
@@ -247,7 +261,7 @@ class _Run:
     base: Losses
     losses: Losses
     lengths: Losses
-    spent: dict[str, float] | None
+    spent: dict[str, Any] | None
     odds: Losses | None
 
 

@@ -20,8 +20,9 @@ HAS = {
 LIMITS = (
     "A test bounds privacy from below: that nothing was found does not say that nothing can be.",
     "The attack sees the last model, or with --by orbit every step, not what the coordinator receives.",
-    "The bound is about exchanging the canary's examples. An account of adding or removing one example allows twice "
-    "its epsilon for an exchange; one of single examples says nothing about several copies.",
+    "The bound is about exchanging the canary's examples, and so is the account beside it: where neighbours have an "
+    "example (or client) more or less, twice its epsilon, and its delta times 1 + e^epsilon. An account of single "
+    "examples says nothing about several copies.",
 )
 
 
@@ -121,9 +122,11 @@ def bound(test: CanaryTest) -> Answer:
         return Answer("How private is it?", f"Epsilon is {shown}. {reach} The run accounts for nothing.", "no account")
     if test.epsilon is None:
         return Answer(
-            "How private is it?", f"Epsilon is {shown}. {reach} The account has no finite epsilon.", "no account"
+            "How private is it?",
+            f"Epsilon is {shown}. {reach} The account says nothing of this exchange.",
+            "no account",
         )
-    accounted = f"The account says {test.epsilon:.3g} at delta = {test.delta:g}"
+    accounted = f"The account says {test.epsilon:.3g} at delta = {test.delta:.3g}, for an exchange"
     allowed = (
         f"which lets a guess be right with probability {most_right(test.epsilon, test.candidates, test.delta):.2g}"
     )
