@@ -47,3 +47,16 @@ WHOLE = [("fedkseed", 1, 6), ("fedkseed", 2, 6), ("ferret", 1, 5), ("ferret", 2,
 )
 def test_the_authors_code_ends_at_the_same_loss(method, seed, rounds):
     assert furthest(method, seed, rounds) < TOLERANCE[method]
+
+
+CHANGES = [  # a scale, a draw, who counts
+    ("fedkseed", "method.learning_rate=2.1e-3"), ("fedkseed", "method.candidates=255"),
+    ("fedkseed", "federation.per_round=4"),
+    ("ferret", "method.global_rate=1.1"), ("ferret", 'method.seeds="per-client"'), ("ferret", "federation.per_round=4"),
+]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("method", "changed"), CHANGES)
+def test_another_scale_draw_or_weight_does_not(method, changed):
+    assert furthest(method, 1, 2, changed) > 3 * TOLERANCE[method]

@@ -191,6 +191,7 @@ SAID = {
     "published-fedkseed-pro": f"{ZEROTH} {NATURAL} method.candidates=1024 method.importance=true",
     "published-fedzo": f"{ZEROTH} {NATURAL} method.estimator=one-point method.estimates=1",
     "published-ferret": f"rounds=12 {FERRET} method.global_rate=10.0 method.training.learning_rate=1e-4",
+    "published-ferret-as-coded": f"rounds=12 {FERRET.replace('per-client', 'fixed')} method.global_rate=3.3333",
     "published-ferret-gsm8k": f"rounds=20 {FERRET} method.global_rate=5.0 method.training.learning_rate=3e-4",
     "published-ferret-code-alpaca": f"rounds=20 {FERRET} method.global_rate=5.0 method.training.learning_rate=3e-4",
     "published-ferret-dolly-alpha5": f"rounds=20 {FERRET} {DEALT} task.partition.alpha=5.0 method.global_rate=3.0",
