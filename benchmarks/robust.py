@@ -28,7 +28,7 @@ from fedseed.aggregation import (
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods import Ferret
-from fedseed.methods.blockwise import Coefficients
+from fedseed.methods.ferret import Coefficients
 from fedseed.weights.layout import Layout, TensorEntry
 
 PARAMETERS = 1_000_000

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedseed import Ferret
-from fedseed.methods.blockwise import Coefficients, CoefficientStep
-from fedseed.methods.ferret import estimated_norms, proportional
+from fedseed.methods.ferret import Coefficients, CoefficientStep, estimated_norms, proportional
 from fedseed.weights.layout import Layout, TensorEntry
 
 

@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from dataclasses import replace
 from math import nan
 
 import numpy as np
@@ -7,9 +8,9 @@ import torch
 
 from fedseed import FedMeZO, Orbit, ParameterSpace
 from fedseed.errors import MessageError
+from fedseed.methods.dense import Weights
+from fedseed.methods.fedmezo import Rate, Trace, Traces, phi
 from fedseed.methods.payload import Nothing
-from fedseed.methods.traces import Branch, Branches, Rate, Trace, phi
-from fedseed.methods.traces import Tensored as Tuned
 from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers, plan
@@ -115,23 +116,19 @@ def test_a_round_leaves_the_signals_that_the_rates_follow(travel, personal):
         made = [(3, 0.5, Trace(loss, np.float32([0.25]))), (5, 0.5, Trace(loss, np.float32([-0.5])))]
     else:
         made = [
-            (3, 0.5, Tuned(loss, np.float32([1, 2]).tobytes())),
-            (5, 0.5, Tuned(loss, np.float32([5, 5]).tobytes())),
+            (3, 0.5, Weights(np.float32([1, 2]).tobytes(), loss=loss)),
+            (5, 0.5, Weights(np.float32([5, 5]).tobytes(), loss=loss)),
         ]
     round_ = answers(1, made)
     after = method.advance(method.remember(state, round_), method.aggregate(state, round_))
     assert after.done == 1
-    assert after.losses == ({3: (1.5,), 5: (1.5,)} if method.losses_travel else {})
-    if personal == "update":
-        # half of what lies between two; orthogonal directions of length sqrt(2)
-        far = 2.5 if travel == "tensors" else (2 * (0.125**2 + 0.25**2)) ** 0.5
-        assert after.distances == {3: pytest.approx(far), 5: pytest.approx(far)}
-    else:
-        assert after.distances == {}
-    nobody = method.remember(after, answers(2, []))
-    assert (nobody.losses, nobody.distances) == (after.losses, after.distances)
-    told = method.remember(state, round_)
-    assert (told.losses or told.distances) == ({} if travel == "pairs" else after.losses or after.distances)
+    # half of what lies between two; orthogonal directions of length sqrt(2)
+    far = 2.5 if travel == "tensors" else (2 * (0.125**2 + 0.25**2)) ** 0.5
+    signal = 1.5 if method.losses_travel else pytest.approx(far)
+    assert after.signals == ({} if personal in ("constant", "random") else {3: (signal,), 5: (signal,)})
+    assert method.remember(after, answers(2, [])).signals == after.signals
+    assert method.remember(state, round_).signals == ({} if travel == "pairs" else after.signals)
+    assert state.load_state_dict(after.state_dict()).signals == after.signals
 
 
 def test_a_random_rate_is_the_streams():
@@ -149,7 +146,7 @@ def test_the_formula_of_the_rates():
     assert phi({0: 1.0, 1: 3.0}, 2) == 0.0  # nothing is known of it
     state = method.start(None, 1)
     assert plan(method, state, 1, 0, [0, 1]).rate == pytest.approx(1e-5)  # nobody has a loss yet
-    state = state.after({0: 1.0, 1: 2.0, 2: 6.0}, {}).after({0: 1.0}, {})
+    state = state.after({0: 1.0, 1: 2.0, 2: 6.0}).after({0: 1.0})
     rates = [plan(method, state, 2, client, [0, 1, 2]).rate for client in range(3)]
     np.testing.assert_allclose(rates, [1e-5 * (1 - 0.5 * 2 / 3), 1e-5 * (1 - 0.5 / 3), 1.5e-5], rtol=1e-6)
     assert plan(method, state, 2, 1, [1]).rate == pytest.approx(1e-5)  # alone in its round
@@ -161,14 +158,15 @@ def test_what_is_wrong_is_refused():
     state = pairs.start(space.layout, 1)
     good = Trace(1.5, np.array([1e-3, 2e-3], dtype=np.float32))
     assert pairs.decode_update(state, 1, good.encode()).loss == 1.5
+    both = [replace(good, client=1, weight=0.5)] * 2
     cases = [
         (lambda: pairs.decode_update(state, 1, good.encode()[:-4]), "too short"),
         (lambda: pairs.decode_update(state, 1, good.encode() + b"1234"), "left over"),
         (lambda: pairs.decode_update(state, 1, Trace(1.5, good.scalars * 1e7).encode()), "is accepted"),
         (lambda: pairs.decode_update(state, 1, Trace(float("nan"), good.scalars).encode()), "finite"),
         (lambda: pairs.decode_plan(state, Rate(1.0).encode()), "is possible"),
-        (lambda: pairs.decode_step(state, Branches((Branch(0, 2.0, good),)).encode()), "weight of 2"),
-        (lambda: pairs.decode_step(state, Branches((Branch(1, 0.5, good), Branch(1, 0.5, good))).encode()), "after"),
+        (lambda: pairs.decode_step(state, Traces((replace(good, client=0, weight=2.0),)).encode()), "weight of 2"),
+        (lambda: pairs.decode_step(state, Traces(tuple(both)).encode()), "after"),
     ]
     for call, text in cases:
         with pytest.raises(MessageError, match=text):
@@ -190,7 +188,7 @@ def test_shared_directions_make_one_branch_which_learns_and_is_replayed(problem,
     state = method.start(problem.federation(method).header.layout, 1)
     made = [Trace(None, np.full(6, value, dtype=np.float32)) for value in (1.0, 4.0)]
     step = method.aggregate(state, answers(1, [(0, 0.75, made[0]), (3, 0.25, made[1])]))
-    assert step.branches[0].trace.scalars.tolist() == [1.75] * 6
+    assert step.parts[0].scalars.tolist() == [1.75] * 6
     for wrong in ({"travel": "tensors"}, {"combine": "exact"}, {"personal": "loss"}, {"personal": "update"}):
         with pytest.raises(ValueError, match='seeds = "'):
             FedMeZO(**FAST, seeds="shared", **wrong)

@@ -8,7 +8,7 @@ import torch
 
 from fedseed import Ferret, ParameterSpace
 from fedseed.errors import MessageError
-from fedseed.methods.blockwise import Coefficients, CoefficientStep
+from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.weights.layout import Layout, TensorEntry
 from fedseed.weights.vector import Vector
 from support.problem import Problem

@@ -10,7 +10,8 @@ from hypothesis.extra.numpy import arrays
 
 from fedseed import Ferret
 from fedseed.errors import MessageError
-from fedseed.methods.blockwise import BitCoefficients, BitStep, magnitude, one_bit
+from fedseed.methods.ferret import BitCoefficients, BitStep
+from fedseed.methods.one_bit import magnitude, one_bit
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
 
@@ -34,7 +35,8 @@ def test_signs_times_a_magnitude_stay_as_they_are_to_the_last_bit(gamma):
 def update(method=METHOD, scale=1.0):
     rng = np.random.default_rng(0)
     counts = method.allocate(method.start(LAYOUT, 1)).tolist()
-    return method.sent(SEED, [scale * rng.normal(size=k).astype(np.float32) for k in counts])
+    sent = method.sent(SEED, [scale * rng.normal(size=k).astype(np.float32) for k in counts])
+    return method.decode_update(method.start(LAYOUT, 1), 1, sent.encode())
 
 
 def test_magnitudes_and_bytes_by_hand():

@@ -1,31 +1,16 @@
 """Codecs for small numbers and for entries of a long vector, beside bytes and places by hand."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
+from fedseed import TopK
 from fedseed.errors import MessageError
-from fedseed.methods import topk as packing
-from fedseed.methods.payload import About, Reader
-from fedseed.methods.topk import (
-    CHUNK,
-    EntriesCodec,
-    check_places,
-    chunks_of,
-    nothing,
-    pack,
-    packed_bytes,
-    unpack,
-)  # fmt: skip
+from fedseed.methods.topk import CHUNK, Combined, Small, check_places, chunks_of, pack, packed_bytes, unpack
 from fedseed.weights.layout import Layout, TensorEntry
 
 SIZE = 4 * CHUNK + 100
-LAYOUT = Layout((TensorEntry("a", (SIZE,), "float32"),), (0, SIZE))
-
-
-def about(kind="step"):
-    return About(SimpleNamespace(), SimpleNamespace(layout=LAYOUT), kind)
+METHOD = TopK()
+STATE = METHOD.start(Layout((TensorEntry("a", (SIZE,), "float32"),), (0, SIZE)), 1)
 
 
 def test_bytes_by_hand():
@@ -33,6 +18,7 @@ def test_bytes_by_hand():
     assert pack(np.array([1, 2, 3, 4, 5]), 3).hex() == "d158"  # 1 + 2 * 8 + 3 * 64 + ..., lowest byte first
     assert [packed_bytes(5, width) for width in (1, 3, 8, 12, 16)] == [1, 2, 5, 8, 10]
     assert pack(np.zeros(0, np.uint16), 5) == b"" and packed_bytes(0, 5) == 0
+    assert [chunks_of(size) for size in (1, CHUNK, CHUNK + 1, 2 * CHUNK)] == [1, 1, 2, 2]
 
 
 def test_every_bit_of_the_padding_is_looked_at():
@@ -50,7 +36,6 @@ def test_every_bit_of_the_padding_is_looked_at():
 ENTRIES = {
     "in all chunks": [5, 4095, 4096, 4097, 2 * CHUNK + 9, 3 * CHUNK + 8, 4 * CHUNK, SIZE - 1],
     "not in the first": [CHUNK + 900, CHUNK + 901, 2 * CHUNK + 3, 4 * CHUNK + 1, 4 * CHUNK + 2],
-    "not in the last": [7, CHUNK + 6, 2 * CHUNK + 5, 3 * CHUNK + 4000],
     "in the last": [SIZE - 2],
     "none": [],
 }
@@ -58,28 +43,17 @@ ENTRIES = {
 
 @pytest.mark.parametrize("which", ENTRIES)
 def test_entries_are_read_back(which):
-    indices = np.array(ENTRIES[which], dtype=np.int64)
-    made = packing.scattered(indices, np.arange(1, len(indices) + 1, dtype=np.float32), chunks_of(SIZE))
-    assert made.counts.tolist() == [sum(i // CHUNK == chunk for i in indices) for chunk in range(5)]
-    data = EntriesCodec().write(made)
-    assert len(data) == 2 * 5 + packed_bytes(len(indices), 12) + 2 * len(indices)
-    for kind in ("step", "update"):
-        reader = Reader(data)
-        back = EntriesCodec().read(reader, about(kind), [])
-        assert reader.left == 0
-        np.testing.assert_array_equal(back.indices, indices)
-        np.testing.assert_array_equal(back.values, made.values)
-    with pytest.raises(MessageError, match="too short" if which == "none" else "bytes of entries"):
-        EntriesCodec().read(Reader(data[:-1]), about(), [])
-
-
-def test_nobodys_entries_take_no_bytes_in_a_step_only():
-    assert [len(part) for part in nothing()] == [0, 0, 0]
-    assert EntriesCodec().write(nothing()) == b""
-    assert [len(part) for part in EntriesCodec().read(Reader(b""), about(), [])] == [0, 0, 0]
-    with pytest.raises(MessageError, match="too short"):
-        EntriesCodec().read(Reader(b""), about("update"), [])
-    assert [chunks_of(size) for size in (1, CHUNK, CHUNK + 1, 2 * CHUNK)] == [1, 1, 2, 2]
+    where = np.array(ENTRIES[which], dtype=np.int64)
+    made = Combined.of(where, np.arange(1, len(where) + 1, dtype=np.float32), chunks_of(SIZE))
+    assert made.counts.tolist() == [sum(i // CHUNK == chunk for i in where) for chunk in range(5)]
+    data = made.encode()
+    assert len(data) == 2 * 5 + packed_bytes(len(where), 12) + 2 * len(where)
+    (patch,) = METHOD.change(STATE, METHOD.decode_step(STATE, data)).patches
+    np.testing.assert_array_equal(patch.offsets, where)
+    np.testing.assert_array_equal(patch.values, made.values)
+    for wrong, text in ((data[:-1], "too short"), (data + b"\0", "too long")):
+        with pytest.raises(MessageError, match=text):
+            METHOD.decode_step(STATE, wrong)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +77,6 @@ def test_places_ascend_in_each_chunk_and_lie_in_the_vector(counts, places, text)
     else:
         with pytest.raises(MessageError, match=text):
             check_places(*given, SIZE)
+        made = Combined(given[0], Small(given[1], 12), np.ones(len(places), np.float32))
         with pytest.raises(MessageError, match=text):
-            data = EntriesCodec().write(packing.Scattered(*given, np.ones(len(places), np.float32)))
-            EntriesCodec().read(Reader(data), about(), [])
+            METHOD.decode_step(STATE, made.encode())

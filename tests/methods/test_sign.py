@@ -1,5 +1,7 @@
 """Sign with error feedback beside its formulas."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,9 +10,8 @@ from fedseed.aggregation.median import Median
 from fedseed.errors import MessageError
 from fedseed.methods.base import misfit
 from fedseed.methods.feedback import CHUNK
-from fedseed.methods.payload import About
-from fedseed.methods.sign import Signed, SignStep, Weighted
-from fedseed.methods.summands import SMALLEST_MOVE
+from fedseed.methods.payload import SMALLEST_MOVE, About
+from fedseed.methods.sign import SignStep
 from fedseed.weights.change import NOTHING
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
@@ -62,7 +63,7 @@ def test_zero_counts_as_positive_and_a_turn_may_be_of_no_chunk():
     nobody = method.decode_step(state, method.aggregate(state, answers(4, [])).encode())
     assert method.change(state, nobody) is NOTHING
     still = method.compressed(state, np.zeros(SIZE, np.float32), 1)  # a scale of 0 is possible
-    assert method.decode_update(state, 1, still.encode()).signs.scales.tolist() == [0.0]
+    assert method.decode_update(state, 1, still.encode()).scales.tolist() == [0.0]
 
 
 def test_how_large_it_is():
@@ -71,7 +72,7 @@ def test_how_large_it_is():
     about = About(method, method.start(LARGE, 1), "step")
     update = method.compressed(about.state, np.repeat(np.float32([1, 2, 4]), CHUNK)[:SIZE], 1)
     assert update.size(about) == pytest.approx((21 * CHUNK / SIZE) ** 0.5)
-    step = SignStep((Weighted(0.25, update.signs), Weighted(-0.5, update.signs)))
+    step = SignStep((replace(update, weight=0.25), replace(update, weight=-0.5)))
     assert step.size(about) == pytest.approx(0.75 * update.size(about)) and SignStep(()).size(about) == 0
     assert method.compressed(about.state, np.zeros(SIZE, np.float32), 1).size(about) == SMALLEST_MOVE
 
@@ -80,25 +81,29 @@ def test_messages_that_nobody_can_have_made_are_refused():
     method = Sign(every=2)
     state = method.start(LARGE, 1)
     vector = np.random.default_rng(1).normal(size=SIZE).astype(np.float32)
-    first, second = (method.compressed(state, vector, number).signs for number in (1, 2))
+    first, second = (method.compressed(state, vector, number) for number in (1, 2))
+    bits = first.signs.bits
 
-    def refused(signs, text, number=1):
+    def refused(update, text, number=1):
         with pytest.raises(MessageError, match=text):
-            method.decode_update(state, number, Signed(signs).encode())
+            method.decode_update(state, number, update.encode())
+
+    def with_bits(bits):
+        return replace(first, signs=first.signs._replace(bits=bits))
 
     refused(second, "chunks 1 modulo 2, in round 1")
-    refused(first._replace(turn=2), "chunks 2 modulo 2")
-    refused(first._replace(scales=np.float32([-1, 1])), "scale of chunk 0 is negative")
-    refused(first._replace(scales=np.float32([1, np.inf])), "only finite")
-    refused(first._replace(bits=first.bits[:-1]), "too short")
-    refused(first._replace(bits=np.r_[first.bits, first.bits[:1]]), "too long")
-    for bit in range(first.entries % 8, 8):
-        refused(first._replace(bits=np.r_[first.bits[:-1], np.uint8(1 << bit)]), "padding bit is set")
-    mixed = SignStep((Weighted(0.5, first), Weighted(0.5, second)))
+    refused(replace(first, turn=2), "chunks 2 modulo 2")
+    refused(replace(first, scales=np.float32([-1, 1])), "scale of chunk 0 is negative")
+    refused(replace(first, scales=np.float32([1, np.inf])), "only finite")
+    refused(with_bits(bits[:-1]), "too short")
+    refused(with_bits(np.r_[bits, bits[:1]]), "too long")
+    for bit in range(first.signs.entries % 8, 8):
+        refused(with_bits(np.r_[bits[:-1], np.uint8(1 << bit)]), "padding bit is set")
+    mixed = SignStep((replace(first, weight=0.5), replace(second, weight=0.5)))
     with pytest.raises(MessageError, match="different chunks"):
         method.decode_step(state, mixed.encode())
     with pytest.raises(MessageError, match="chunks 2 modulo 2"):
-        method.decode_step(state, SignStep((Weighted(0.5, first._replace(turn=2)),)).encode())
+        method.decode_step(state, SignStep((replace(first, weight=0.5, turn=2),)).encode())
     assert "passed on as they are" in misfit(method, Median())
 
 

@@ -6,11 +6,13 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from fedseed import Basis, FedAvg
+from fedseed import FedAvg, Ferret, TopK
 from fedseed.methods import dense
-from fedseed.methods import summands as sizes
+from fedseed.methods import payload as sizes
 from fedseed.methods.fedsgd import Gradient
-from fedseed.methods.payload import About
+from fedseed.methods.ferret import Coefficients, CoefficientStep
+from fedseed.methods.payload import About, State
+from fedseed.methods.topk import Combined
 from fedseed.weights.layout import Layout, TensorEntry
 
 LAYOUT = Layout((TensorEntry("a", (3,), "float32"), TensorEntry("b", (5,), "bfloat16")), (0, 2, 8))
@@ -29,19 +31,22 @@ def test_projections_count_by_the_largest():
 
 
 def test_coefficients_count_by_how_far_they_move_a_weight():
-    basis = Basis("rademacher", 0)
-    parts = [[np.array([3.0, 4.0], np.float32), np.array([2.0], np.float32)], [np.array([1.0], np.float32)] * 2]
-    found = sizes.moved(basis, LAYOUT, parts)  # blocks of 2 and 6 of 8 weights
+    def size(*parts):
+        step = CoefficientStep(tuple(Coefficients(0, tuple(map(np.float32, part))) for part in parts))
+        return step.size(About(Ferret(basis="rademacher"), State(LAYOUT, 1), "step"))
+
+    found = size([[3, 4], [2]], [[1], [1]])  # blocks of 2 and 6 of 8 weights
     assert found == pytest.approx(sqrt((2 * 25 + 6 * 4 + 2 * 1 + 6 * 1) / 8))
-    assert sizes.moved(basis, LAYOUT, []) == 0.0
-    assert sizes.moved(basis, LAYOUT, [[np.zeros(1, np.float32)] * 2]) == sizes.SMALLEST_MOVE
+    assert size() == 0.0 and size([[0], [0]]) == sizes.SMALLEST_MOVE
 
 
 def test_entries_count_by_how_far_they_move_a_weight():
-    assert sizes.of_entries(LAYOUT, np.float32([3.0, -4.0])) == pytest.approx(sqrt(25 / 8))
-    assert sizes.of_entries(LAYOUT, np.float32([1e30])) == pytest.approx(1e30 / sqrt(8))
-    assert sizes.of_entries(LAYOUT, np.zeros(2, np.float32)) == sizes.SMALLEST_MOVE
-    assert sizes.of_entries(LAYOUT, np.zeros(0, np.float32)) == 0.0
+    def size(*values):
+        step = Combined.of(np.arange(len(values)), np.float32(values), 1)
+        return step.size(About(TopK(), State(LAYOUT, 1), "step"))
+
+    assert size(3.0, -4.0) == pytest.approx(sqrt(25 / 8)) and size(1e30) == pytest.approx(1e30 / sqrt(8))
+    assert size(0, 0) == sizes.SMALLEST_MOVE and size() == 0.0
 
 
 @pytest.mark.parametrize("piece", [1 << 20, 2])

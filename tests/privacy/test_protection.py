@@ -96,13 +96,13 @@ def test_traces_are_bounded_as_projections(quiet, seeds):
     np.testing.assert_allclose(update.scalars, by * np.array([2.0, 0.0, -0.5, 0.0]) / 4.25**0.5, rtol=1e-6)
     told = protection.combined(state, answers(2, [(4, 0.5, update), (5, 0.5, update)]), 3)
     step = method.aggregate(state, told)
-    assert len(quiet) == len(step.branches) == (2 if seeds == "own" else 1)
+    assert len(quiet) == len(step.parts) == (2 if seeds == "own" else 1)
     for vectors, asked in quiet:
         assert asked == (1 if seeds == "own" else 3) and len(vectors) == (1 if seeds == "own" else 2)
         assert np.linalg.norm(vectors[0]) == pytest.approx(1.0, rel=1e-6)
     share = 1.0 if seeds == "own" else 2 / 3
     mean = share * update.scalars + by * 0.5
-    np.testing.assert_allclose(step.branches[0].trace.scalars, mean, rtol=1e-5)
+    np.testing.assert_allclose(step.parts[0].scalars, mean, rtol=1e-5)
 
 
 # -- votes -------------------------------------------------------------------------------------------------------------

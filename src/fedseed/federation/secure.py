@@ -23,8 +23,7 @@ from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.unfit import unfit
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers
-from fedseed.methods.payload import About, Array, Payload, Scalar, State
-from fedseed.methods.summands import Summand
+from fedseed.methods.payload import About, Array, Payload, Scalar, State, Summand
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import SETUP_BYTES

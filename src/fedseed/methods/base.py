@@ -24,8 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from fedseed.aggregation import AggregationRule
 from fedseed.aggregation.base import Part, Past, Weighting, spread
 from fedseed.methods.client import Client
-from fedseed.methods.payload import About, Nothing, Payload, State
-from fedseed.methods.summands import Summand
+from fedseed.methods.payload import About, Nothing, Payload, State, Summand
 from fedseed.models.adapters import Adapter
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
@@ -213,7 +212,7 @@ class Method(BaseModel, ABC):
 
     def start(self, layout: Layout, seed: int) -> State:
         """Returns the state before the first round. Raises ValueError if the settings do not fit the layout."""
-        return State(layout, seed)
+        return self.state_type(layout, seed)
 
     def plan(self, state: Any, round: Round) -> Payload:
         """Returns what the coordinator asks of a client; by default nothing but the round's number."""
@@ -241,6 +240,7 @@ class Method(BaseModel, ABC):
 
     # -- what it declares ------------------------------------------------------------------------------------------
 
+    state_type: ClassVar[type[State]] = State
     plan_type: ClassVar[type[Payload]] = Nothing
     update_type: ClassVar[type[Payload]]
     step_type: ClassVar[type[Payload]]

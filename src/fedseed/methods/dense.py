@@ -1,14 +1,7 @@
-"""Whole weights down: what FedAvg, FedSGD and dense zeroth-order methods share, with the server's optimiser.
+"""Whole weights down: what FedAvg, FedSGD and dense zeroth-order methods share.
 
-The round's answers ask for a change D of the weights (FedAvg: sum_i c_i w_i - w; FedSGD: -sum_i c_i g_i), and
-
-    average    w <- w + eta_g D
-    momentum   m <- beta1 m + D;                  w <- w + eta_g m
-    adam       m <- beta1 m + (1 - beta1) D,
-               v <- beta2 v + (1 - beta2) D^2;    w <- w + eta_g m / (sqrt(v) + tau)
-
-momentum: Hsu, Qi, Brown, 2019 (FedAvgM). adam: Reddi et al., "Adaptive Federated Optimization", ICLR 2021,
-Algorithm 2 (FedAdam; its averages are not bias-corrected). `fedseed.optimizers` has both.
+The round's answers ask for a change D of the weights (FedAvg: sum_i c_i w_i - w; FedSGD: -sum_i c_i g_i). The server's
+optimiser (`fedseed.methods.server`) makes a step of it: w <- w + eta_g D, or with momentum, or Adam.
 """
 
 from abc import abstractmethod
@@ -19,13 +12,22 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat
 
 from fedseed.aggregation.base import Parts
-from fedseed.methods.base import Answers, CatchUp, Method, NewestStep
-from fedseed.methods.payload import About, Floats, Payload, State, Tensors, from_floats, to_floats
-from fedseed.methods.summands import SMALLEST_MOVE
-from fedseed.optimizers.rules import Moments, Rule
+from fedseed.methods.base import Answers, CatchUp, EveryStep, NewestStep
+from fedseed.methods.payload import (
+    SMALLEST_MOVE,
+    About,
+    Floats,
+    Payload,
+    Scalar,
+    State,
+    Tensors,
+    from_floats,
+    to_floats,
+)
+from fedseed.methods.server import Served
+from fedseed.optimizers.rules import Moments
 from fedseed.randomness import Domain, derive, kernels
 from fedseed.weights.change import NOTHING, Change, Replace, Rounding
 from fedseed.weights.layout import ITEM_BYTES, Layout
@@ -45,7 +47,7 @@ class Piece(NamedTuple):
 
 
 def cut(layout: Layout) -> Iterator[Piece]:
-    """All tensors, piece by piece."""
+    """Yields all tensors, piece by piece."""
     start = position = 0
     for entry in layout.tensors:
         end, width = start + entry.size, ITEM_BYTES[entry.dtype]
@@ -55,55 +57,57 @@ def cut(layout: Layout) -> Iterator[Piece]:
         start = end
 
 
-def pieces(layout: Layout, data: bytes, before: "Weights | None" = None) -> Iterator[NDArray[np.float64]]:
-    """Tensors from their bytes, piece by piece, in double precision, less others before."""
+def pieces(layout: Layout, data: bytes, before: bytes | None = None) -> Iterator[NDArray[np.float64]]:
+    """Yields tensors from their bytes, piece by piece, in double precision, less others before."""
     for at in cut(layout):
         values = to_floats(data[at.where], at.dtype).astype(np.float64)
-        yield values if before is None else values - to_floats(before.data[at.where], at.dtype)
+        yield values if before is None else values - to_floats(before[at.where], at.dtype)
 
 
-def flat(layout: Layout, data: bytes, before: "Weights | None" = None) -> Floats:
-    """Tensors as one vector, length d, less others before; None: they are not weights, or none are known."""
-    return np.concatenate(list(pieces(layout, data, before))).astype(np.float32)
-
-
-def unflat(layout: Layout, vector: NDArray[Any], before: "Weights | None" = None) -> bytes:
-    """The inverse of `flat`, rounded to each tensor's dtype."""
-    parts: Iterator[NDArray[np.float64]] = (vector[at.start : at.stop].astype(np.float64) for at in cut(layout))
-    if before is not None:
-        parts = map(np.add, parts, pieces(layout, before.data))
-    return rounded(layout, parts).data
-
-
-def root_mean_square(layout: Layout, data: bytes, before: "Weights | None", least: float) -> float:
-    """That of all entries less those before; `least`: what the sum of squares is at least."""
-    squares = sum(float(np.square(part).sum()) for part in pieces(layout, data, before))
-    return sqrt(max(least, squares) / layout.size)
-
-
-class WholeWeights(Payload):
-    """What holds a client's weights, or the next ones, in `data`."""
+class WholeTensors(Payload):
+    """A payload that holds whole tensors, in `data`."""
 
     data: Any
 
-    def size(self, about: About) -> float:
-        before = about.lookup("weights")
-        if not self.data or before is None:
-            return 0.0
-        return max(SMALLEST_MOVE, root_mean_square(about.state.layout, self.data, before, 0.0))
+    @classmethod
+    def before(cls, about: About) -> bytes | None:
+        """Returns what they are less of, as a vector: weights have moved from the coordinator's, where it has them."""
+        weights = about.lookup("weights")
+        return None if weights is None else weights.data
+
+    def mean_square(self, about: About) -> float:
+        """Returns the root of the mean square of the vector's entries."""
+        layout = about.state.layout
+        squares = sum(float(np.square(part).sum()) for part in pieces(layout, self.data, self.before(about)))
+        return sqrt(squares / layout.size)
 
     def vector(self, about: About) -> Floats:
-        return flat(about.state.layout, self.data, about.lookup("weights"))
+        return np.concatenate(list(pieces(about.state.layout, self.data, self.before(about)))).astype(np.float32)
 
-    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
-        return replace(self, data=unflat(about.state.layout, vector, about.lookup("weights")))  # type: ignore[type-var]
+    def with_vector(self, vector: NDArray[Any], about: About) -> Self:
+        """Returns it with the tensors that a vector stands for, rounded to each one's dtype."""
+        layout, before = about.state.layout, self.before(about)
+        parts: Iterator[NDArray[np.float64]] = (vector[at.start : at.stop].astype(np.float64) for at in cut(layout))
+        if before is not None:
+            parts = map(np.add, parts, pieces(layout, before))
+        return replace(self, data=rounded(layout, parts).data)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
-class Weights(WholeWeights):
-    """All trainable tensors in order, in their own dtypes; no bytes: unchanged (nobody answered)."""
+class Weights(WholeTensors):
+    """All trainable tensors in order, in their own dtypes.
 
+    Args:
+        loss: the client's mean training loss, in updates of methods whose next plans depend on it.
+        data: the tensors; no bytes: unchanged (nobody answered).
+    """
+
+    loss: Annotated[float | None, Scalar("f4", when="losses_travel", only="update")] = field(default=None, kw_only=True)
     data: Annotated[bytes, Tensors()]
+
+    def size(self, about: About) -> float:
+        """Returns how far they have moved; 0 where nobody knows from where."""
+        return max(SMALLEST_MOVE, self.mean_square(about)) if self.data and self.before(about) is not None else 0.0
 
 
 def _nothing() -> Floats:
@@ -136,7 +140,7 @@ class DenseState(State):
     def combine(
         self, answers: Answers, data: Callable[[Any], bytes], of_moves: bool = False
     ) -> Iterator[NDArray[np.float64]]:
-        """What the rule makes of one vector from each client, piece by piece.
+        """Yields what the rule makes of one vector from each client, piece by piece.
 
         Args:
             answers: the round's answers.
@@ -159,39 +163,27 @@ class DenseState(State):
         return combined if origin is None else map(np.add, combined, pieces(self.layout, origin.data))
 
 
-class Dense(Method):
-    """Whole weights down.
-
-    Args (besides those of `Method`):
-        server: the server's optimiser.
-        server_beta1: decay of the average change, for momentum and Adam.
-        server_beta2: decay of the average squared change, for Adam.
-        server_eps: Adam's tau: how adaptive it is.
-    """
+class Dense(Served):
+    """Whole weights down. The settings are those of `Served`."""
 
     step_type = Weights
+    state_type = DenseState
 
     blocks: Literal["one"] = "one"
     weighting: Literal["equal", "examples"] = "examples"
     server: Literal["average", "momentum", "adam"] = "average"
-    server_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    server_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    server_eps: PositiveFloat = 1e-3
 
     @abstractmethod
     def server_rate(self, number: int) -> float:
-        """eta_g in a round."""
+        """Returns eta_g, the rate of a round."""
 
     @abstractmethod
     def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
-        """D, piece by piece, in double precision."""
+        """Yields D, piece by piece, in double precision."""
 
     @property
     def catch_up(self) -> CatchUp:
-        return NewestStep()
-
-    def start(self, layout: Layout, seed: int) -> DenseState:
-        return DenseState(layout, seed)
+        return NewestStep() if self.step_type is Weights else EveryStep()
 
     def remember(self, state: Any, answers: Answers) -> Any:
         if self.server == "average" or not answers:
@@ -204,16 +196,14 @@ class Dense(Method):
         return replace(state, first=moments.first, second=moments.second)
 
     def _moments(self, state: Any) -> Moments:
-        """The optimiser with copies of the state's averages. Its rate is -1: a change that is wanted is no gradient."""
-        kind: Literal["momentum", "adam"] = "momentum" if self.server == "momentum" else "adam"
-        rule = Rule(kind, -1.0, self.server_beta1, self.server_beta2, self.server_eps, corrected=False)
-        size = state.layout.size
+        """Returns the optimiser with copies of the averages. Its rate is -1: a wanted change is no gradient."""
+        rule, size = self.server_rule(-1.0), state.layout.size
         first = state.first.copy() if len(state.first) else np.zeros(size, dtype=np.float32)
-        second = state.second.copy() if len(state.second) else np.zeros(size * (kind == "adam"), dtype=np.float32)
+        second = state.second.copy() if len(state.second) else np.zeros(size * (rule.averages - 1), dtype=np.float32)
         return Moments(rule, first, second)
 
     def aggregate(self, state: Any, answers: Answers) -> Weights:
-        """w + eta_g times what the server's optimiser makes of D; rounded once to each tensor's dtype."""
+        """Returns w + eta_g times what the server's optimiser makes of D; rounded once to each tensor's dtype."""
         if not answers:
             return Weights(b"")
         wanted, rate = self.wanted(state, answers), self.server_rate(answers.round)
@@ -224,7 +214,7 @@ class Dense(Method):
         return rounded(state.layout, after, self.rounding_of(state, answers))
 
     def rounding_of(self, state: Any, answers: Answers) -> Rounding | None:
-        """How the new weights are rounded to 16 bits: by numbers of (seed, round), or None: to nearest."""
+        """Returns how new weights are rounded to 16 bits: by numbers of (seed, round), or None: to nearest."""
         if not self.keeps_small_steps:
             return None
         return derive(state.seed, Domain.ROUNDING, answers.round, COORDINATOR), 0
@@ -237,14 +227,14 @@ class Dense(Method):
 
 
 def known(state: DenseState) -> Iterator[NDArray[np.float64]]:
-    """The coordinator's copy of the weights, piece by piece, in double precision."""
+    """Returns the coordinator's copy of the weights, piece by piece, in double precision."""
     if state.weights is None:
         raise ValueError("a server optimiser, or a rate other than 1, needs the base's weights at the coordinator")
     return pieces(state.layout, state.weights.data)
 
 
 def rounded(layout: Layout, parts: Iterable[NDArray[np.float64]], rounding: Rounding | None = None) -> Weights:
-    """Tensors as they travel: rounded to single precision, then to each tensor's dtype.
+    """Returns tensors as they travel: rounded to single precision, then to each tensor's dtype.
 
     Args:
         layout: the tensors.

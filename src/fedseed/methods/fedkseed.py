@@ -23,8 +23,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers, NextPlan, Round
 from fedseed.methods.client import Client
-from fedseed.methods.payload import About, Array, Payload, Scalar, State
-from fedseed.methods.summands import Scalars
+from fedseed.methods.payload import About, Array, Payload, Scalar, Scalars, State
 from fedseed.methods.zeroth import Population
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.randomness.stream import draws
@@ -149,7 +148,7 @@ class FedKSeed(Population):
         pairs: list[tuple[int, float]] = []
         factor, n = self.factor(client.round), self.population
         draws = self.draw(plan, order).reshape(-1, n).tolist()
-        for along, found in self.local_steps(client, draws, lambda k, items: client.estimates(self, basis, k, items)):
+        for along, found in self.local_steps(client, basis, draws):
             usable = [(j, one.rho) for j, one in zip(along, found, strict=True) if one.usable]
             pairs += usable
             for j, rho in usable:

@@ -13,7 +13,8 @@ memory of one gradient (`Method.together`); over a network each client sends its
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import sqrt
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -23,13 +24,13 @@ from pydantic import PositiveFloat, PositiveInt
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
-from fedseed.methods.dense import Dense, DenseState, flat, root_mean_square, unflat
-from fedseed.methods.payload import About, Floats, Nothing, Payload, Scalar, Tensors
+from fedseed.methods.dense import Dense, DenseState, WholeTensors
+from fedseed.methods.payload import About, Nothing, Scalar, Tensors
 from fedseed.optimizers.schedule import Schedule, factor_of
 
 
 @dataclass(frozen=True)
-class Gradient(Payload):
+class Gradient(WholeTensors):
     """An update.
 
     Args:
@@ -42,18 +43,16 @@ class Gradient(Payload):
     terms: Annotated[int, Scalar("u4")]
     data: Annotated[bytes, Tensors()]
 
+    @classmethod
+    def before(cls, about: About) -> None:
+        """Gradients are vectors as they are."""
+
     def check(self, about: About) -> None:
         if self.terms < 1:
             raise MessageError("a gradient of a loss with no terms")
 
     def size(self, about: About) -> float:
-        return root_mean_square(about.state.layout, self.data, None, least=1.0)
-
-    def vector(self, about: About) -> Floats:
-        return flat(about.state.layout, self.data)
-
-    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
-        return replace(self, data=unflat(about.state.layout, vector))
+        return max(sqrt(1 / about.state.layout.size), self.mean_square(about))
 
 
 class FedSGD(Dense):

@@ -7,8 +7,7 @@ Learning", 2022, as Ferret and FedKSeed compare with it:
     w   <- w - eta g, T times; then FedAvg's average
 """
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -45,15 +44,9 @@ class FedZO(Averaged, Population):
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
         """T steps along directions of the client's own seed, then the weights."""
         seed = state.client_seed(client.round, client.number)
-        basis = self.directions(seed)
-        count = self.estimates * self.population
-
-        def gradient(t: int, items: Sequence[Any]) -> Term:
-            """g."""
-            along = range(t * count, (t + 1) * count)
-            found = client.estimates(self, basis, along, items, self.estimator == "one-point")
-            return Term(basis, shares(found), along.start)
-
-        for t, g in self.local_steps(client, range(self.steps), gradient):
-            client.apply(self.local_step([g], client.round, seed, t))
+        basis, count = self.directions(seed), self.estimates * self.population
+        draws = [range(t * count, (t + 1) * count) for t in range(self.steps)]
+        for along, found in self.local_steps(client, basis, draws, self.estimator == "one-point"):
+            g = Term(basis, shares(found), along[0])
+            client.apply(self.local_step([g], client.round, seed, along[0] // count))
         return Weights(client.weights())

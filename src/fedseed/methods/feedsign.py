@@ -19,9 +19,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
-from fedseed.methods.payload import Bits, Nothing
+from fedseed.methods.payload import Bits, Nothing, Summand
 from fedseed.methods.stepwise import StepState, Stepwise
-from fedseed.methods.summands import Summand
 from fedseed.methods.zeroth import Population
 from fedseed.randomness.stream import coins
 from fedseed.weights.change import Change

@@ -19,18 +19,20 @@ The paper prints K for K_l in the first half of Eq. 8; Eq. 7 and Theorem 1 (an u
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from fedseed.errors import NonFiniteError
+from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Answers, Round
-from fedseed.methods.blockwise import BlockState, Blockwise, Coefficients, CoefficientStep
 from fedseed.methods.client import Client
-from fedseed.methods.payload import Payload, Scalar
+from fedseed.methods.one_bit import RaggedBits
+from fedseed.methods.payload import About, Many, Payload, Ragged, Scalar, Summand, moved
+from fedseed.methods.server import BlockRates, BlockState
 from fedseed.randomness import Basis
+from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
@@ -38,6 +40,7 @@ from fedseed.weights.layout import BlockRule, Layout
 Counts = NDArray[np.int64]
 Gammas = Sequence[NDArray[np.float32]]  # of each block
 Allocation = Literal["norm", "sqrt", "uniform", "size", "previous"]
+BY_CHANGE = ("norm", "sqrt")  # allocations for which a client's change decides
 EXACT_LIMIT = 512  # K_l^2 inner products of length d_l and K_l^2 numbers of memory are needed
 GRAM_PIECE = 1 << 17  # elements of each direction held at a time
 
@@ -50,6 +53,96 @@ class FerretPlan(Payload):
 
 
 @dataclass(frozen=True)
+class Coefficients(Summand):
+    """One seed, and for each block the coefficients on its directions 0, 1, ...
+
+    As an update: a client's projected change. In bytes: 8 for the seed, 4 per block for the counts, 4 per coefficient.
+    """
+
+    seed: Annotated[int, Scalar("u8")]
+    gammas: Annotated[Gammas, Ragged("most")]
+
+    def check(self, about: About) -> None:
+        if about.kind == "update" and about.lookup("shared"):
+            planned = about.method.round_seed(about.state, about.round)
+            if self.seed != planned:
+                raise MessageError(f"seed {self.seed}: the round's seed is {planned}")
+
+    def size(self, about: About) -> float:
+        return CoefficientStep((self,)).size(about)
+
+    def times(self, weight: float) -> "Coefficients":
+        """Returns c gamma, in double precision and rounded once."""
+        return replace(self, gammas=tuple((weight * g.astype(np.float64)).astype(np.float32) for g in self.gammas))
+
+    # -- as one vector: block by block, each as long as any client's can be --------------------------------------------
+
+    @classmethod
+    def words(cls, about: About) -> int:
+        return sum(about.method.summed(about.state))
+
+    def vector(self, about: About) -> NDArray[np.float64]:
+        pairs = zip(self.gammas, about.method.summed(about.state), strict=True)
+        return np.concatenate([np.pad(gamma.astype(np.float64), (0, count - len(gamma))) for gamma, count in pairs])
+
+    @classmethod
+    def of(cls, vector: NDArray[Any], about: About) -> "Coefficients":
+        """With the round's seed; blocks without the zeros at their ends where a change decides how long they are."""
+        least = [1 if about.lookup("allocation") in BY_CHANGE else len(vector)] * len(about.state.layout.block_sizes)
+        return cls(about.method.round_seed(about.state, about.round), _split(vector, about, least))
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> "Coefficients":
+        return replace(self, gammas=_split(vector.astype(np.float32), about, list(map(len, self.gammas))))
+
+    numbers = Payload.numbers
+
+    def with_numbers(self, numbers: NDArray[Any], about: About) -> "Coefficients":
+        return self.with_vector(numbers, about)
+
+
+def _split(vector: NDArray[Any], about: About, least: Sequence[int]) -> tuple[NDArray[Any], ...]:
+    """Returns the blocks of a vector, without the zeros at their ends; of each block at least so many numbers."""
+    blocks = np.split(vector, np.cumsum(about.method.summed(about.state))[:-1])
+    return tuple(b[: max(k, np.flatnonzero(b).max(initial=0) + 1)] for b, k in zip(blocks, least, strict=True))
+
+
+@dataclass(frozen=True)
+class BitCoefficients(Coefficients):
+    """The same in a bit each. In bytes: 8 for the seed, 8 per block, 1/8 per coefficient."""
+
+    gammas: Annotated[Gammas, RaggedBits("most")]
+
+
+@dataclass(frozen=True)
+class CoefficientStep(Payload):
+    """What a round adds: with shared seeds one sum, otherwise one part per client, weights c_i multiplied in."""
+
+    parts: Annotated[tuple[Coefficients, ...], Many(Coefficients)]
+
+    def check(self, about: About) -> None:
+        if about.lookup("shared") and len(self.parts) > 1:
+            raise MessageError(f"{len(self.parts)} parts in a step whose clients share a seed")
+
+    def size(self, about: About) -> float:
+        """Returns sqrt(E |V gamma|^2 / d), as directions are nearly orthogonal."""
+        if not self.parts:
+            return 0.0
+        basis, square = about.method.directions_of(0), 0.0
+        rho = [basis.variance(size) * size for size in about.state.layout.block_sizes]
+        for part in self.parts:
+            doubles = (gamma.astype(np.float64) for gamma in part.gammas)
+            square += sum(weight * float(np.dot(gamma, gamma)) for weight, gamma in zip(rho, doubles, strict=True))
+        return moved(about.state.layout, square)
+
+
+@dataclass(frozen=True)
+class BitStep(CoefficientStep):
+    """A round's step in a bit a coefficient."""
+
+    parts: Annotated[tuple[BitCoefficients, ...], Many(BitCoefficients)]
+
+
+@dataclass(frozen=True)
 class FerretState(BlockState):
     """The last step that carried coefficients, and how many did."""
 
@@ -57,11 +150,17 @@ class FerretState(BlockState):
     done: int = 0
 
 
-class Ferret(Blockwise):
+class Ferret(BlockRates):
     """Ferret's settings; defaults as published but for the basis and eta_g, which the paper searches (10, 5, 1).
 
-    Args (besides those of `Method` and `Blockwise`):
+    Args (besides those of `Method` and `BlockRates`):
         blocks: "one", "tensor", "packed" (published) or a number.
+        directions: K. For allocation "norm" the count of the block with the largest update, otherwise the total.
+        basis: where directions come from. "truncated_normal" is published; "hadamard" tunes as well and costs the same
+            for any number of directions (benchmarks/README.md).
+        basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
+        scalars: a coefficient in 4 bytes ("float32", as published) or in a "bit": its sign, and one magnitude for all
+            of a block, up and down (`fedseed.methods.one_bit`).
         allocation: how many directions K_l each block gets (`fedseed.methods.ferret`); "norm" is published.
         seeds: "per-client" (published; the step carries every client's seed and coefficients), "shared" (one a round)
             or "fixed": one for all rounds, so that the weights move in the span of its directions only.
@@ -71,6 +170,8 @@ class Ferret(Blockwise):
             with one micro-batch a step, and allocations that do not look at the change. In 16 bit, steps that the
             weights round away count all the same; training.small_steps decides about the weights that later gradients
             are taken at ("master" keeps a float32 copy of them in memory, "stochastic" nothing).
+        server: what the step is given to: "average" (as published), "momentum", "nesterov" or "adam" (4 or 8 bytes of
+            memory per parameter, of everybody who holds the model; a replay restores its averages).
         training: local training. Unless its small_steps is "nearest", 16-bit weights round the round's step
             stochastically, too.
     """
@@ -81,6 +182,10 @@ class Ferret(Blockwise):
     plan_type = FerretPlan
 
     blocks: BlockRule = "packed"
+    directions: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 200
+    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = "hadamard"
+    basis_rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 1
+    scalars: Literal["float32", "bit"] = "float32"
     allocation: Allocation = "norm"
     seeds: Literal["per-client", "shared", "fixed"] = "per-client"
     exact: bool = False
@@ -91,14 +196,14 @@ class Ferret(Blockwise):
     @model_validator(mode="after")
     def _streaming_is_linear(self) -> "Ferret":
         wrong = list(self.training.not_plain_sgd()) if self.streaming else []
-        if self.streaming and self.allocation in ("norm", "sqrt"):
+        if self.streaming and self.allocation in BY_CHANGE:
             wrong.append('allocation = "size", "uniform" or "previous"')
         if wrong:
             raise ValueError(f"streaming needs {'; '.join(wrong)}")
         return self
 
     def start(self, layout: Layout, seed: int) -> FerretState:
-        """The state before the first round. Raises ValueError if there are more blocks than directions to share."""
+        """Returns the state before the first round. Raises ValueError if there are more blocks than directions."""
         blocks = len(layout.block_sizes)
         if self.allocation != "norm" and self.directions < blocks:
             raise ValueError(
@@ -119,7 +224,7 @@ class Ferret(Blockwise):
         else:
             client.first_order(training)
             with client.phase("projection"):
-                norms = client.change_norms() if self.allocation in ("norm", "sqrt") else None
+                norms = client.change_norms() if self.allocation in BY_CHANGE else None
                 if norms is not None and not np.isfinite(norms).all():
                     raise NonFiniteError("the local update is not finite: a weight overflowed")
                 products = client.project_change(basis, self.allocate(state, norms).tolist())
@@ -130,14 +235,14 @@ class Ferret(Blockwise):
         return self.sent(seed, gammas)
 
     def scaled(self, state: FerretState, basis: Basis, products: Gammas) -> Gammas:
-        """gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
+        """Returns gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
         if self.exact:
             return least_squares(state.layout, basis, products)
         pairs = zip(products, state.layout.block_sizes, strict=True)
         return [(p.astype(np.float64) / (basis.variance(size) * len(p))).astype(np.float32) for p, size in pairs]
 
     def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> Counts:
-        """K_l for each block, in proportion to the sizes where what the rule looks at is not known.
+        """Returns K_l for each block, in proportion to the sizes where what the rule looks at is not known.
 
         Args:
             state: the one before the round.
@@ -158,23 +263,50 @@ class Ferret(Blockwise):
 
     def aggregate(self, state: FerretState, answers: Answers) -> CoefficientStep:
         """Multiply in the weights c_i; with a shared seed combine the coefficients, missing ones counting as zero."""
-        if not answers:
-            return self.step_type(())
-        if self.shared:
-            blocks = list(zip(*(u.gammas for u in answers.updates), strict=True))
+        if answers and self.shared:
+            blocks = list(zip(*(update.gammas for _, _, update in answers), strict=True))
             sums = [total.astype(np.float32) for total in answers.combine_parts(blocks)]
-            return self.step_type((self.sent(answers.updates[0].seed, sums),))
+            return self.step_type((self.sent(answers[0].update.seed, sums),))
         return self.step_type(tuple(update.times(weight) for _, weight, update in answers))
 
     def change(self, state: FerretState, step: CoefficientStep) -> Change:
         """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""
         numbers = (step.parts[0].seed, state.done if self.seeds == "fixed" else 0) if step.parts else None
-        return self.moved(state, step, numbers if self.keeps_small_steps else None)
+        return self.descent(state, self._parts(step), numbers if self.keeps_small_steps else None)
 
     def advance(self, state: FerretState, step: CoefficientStep) -> FerretState:
         if not step.parts:
             return state
-        return replace(state, previous=step, done=state.done + 1, squares=self.squares_after(state, step))
+        squares = self.squares_after(state, self._parts(step))
+        return replace(state, previous=step, done=state.done + 1, squares=squares)
+
+    # -- directions, and what travels ----------------------------------------------------------------------------------
+
+    @property
+    def most(self) -> int:
+        """Returns the largest count a block can have."""
+        return max(2, self.directions)
+
+    def directions_of(self, seed: int) -> Basis:
+        """Returns the basis of a seed."""
+        return Basis(self.basis, seed, self.most, self.basis_rank)
+
+    def round_seed(self, state: FerretState, number: int) -> int:
+        """Returns the seed that the clients of a round share."""
+        return state.round_seed(0 if self.seeds == "fixed" else number)
+
+    def sent(self, seed: int, gammas: Gammas) -> Coefficients:
+        """Returns coefficients as they travel, block by block."""
+        return self.update_type(seed, tuple(gammas))
+
+    def summed(self, state: FerretState) -> list[int]:
+        """Returns how many coefficients of each block are summed: as allocated, or all if a change decides."""
+        if self.allocation in BY_CHANGE:
+            return [self.most] * len(state.layout.block_sizes)
+        return self.allocate(state).tolist()
+
+    def _parts(self, step: CoefficientStep) -> list[tuple[Basis, Gammas]]:
+        return [(self.directions_of(part.seed), part.gammas) for part in step.parts]
 
     def check(self, layout: Layout) -> None:
         self.training.check(layout)
@@ -182,21 +314,29 @@ class Ferret(Blockwise):
     # -- what it declares ------------------------------------------------------------------------------------------
 
     @property
+    def update_type(self) -> type[Coefficients]:  # type: ignore[override]
+        return BitCoefficients if self.scalars == "bit" else Coefficients
+
+    @property
+    def step_type(self) -> type[CoefficientStep]:  # type: ignore[override]
+        return BitStep if self.scalars == "bit" else CoefficientStep
+
+    @property
     def keeps_small_steps(self) -> bool:
         return self.training.small_steps != "nearest"
 
     @property
     def shared(self) -> bool:
-        """Whether a round's clients share a seed."""
+        """Returns whether a round's clients share a seed."""
         return self.seeds != "per-client"
-
-    def round_seed(self, state: FerretState, number: int) -> int:
-        """The seed that the clients of a round share."""
-        return state.round_seed(0 if self.seeds == "fixed" else number)
 
     @property
     def incomparable(self) -> str | None:
         return None if self.shared else 'seeds = "per-client": each client projects on directions of its own'
+
+    @property
+    def needs_each(self) -> str | None:
+        return 'scalars = "bit": each client has a magnitude of its own' if self.scalars == "bit" else self.incomparable
 
     @property
     def lasting_entries(self) -> bool:
@@ -204,13 +344,13 @@ class Ferret(Blockwise):
 
 
 def estimated_norms(parts: Sequence[Gammas], rho: NDArray[np.floating]) -> NDArray[np.floating]:
-    """|Delta_l| of a step from the coefficients of its parts: E |gamma_l|^2 = |Delta_l|^2 / (rho_l K_l) for each."""
+    """Returns |Delta_l| of a step from its parts' coefficients: E |gamma_l|^2 = |Delta_l|^2 / (rho_l K_l) for each."""
     squares = [[rho_l * len(g) * float(np.dot(g, g)) for rho_l, g in zip(rho, gammas, strict=True)] for gammas in parts]
     return np.sqrt(np.sum(squares, axis=0))
 
 
 def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
-    """Whole numbers that add up to `total`, at least 1 each, otherwise in proportion to the shares.
+    """Returns whole numbers that add up to `total`, at least 1 each, otherwise in proportion to the shares.
 
     A block whose quota is below 1 gets 1, and the others divide the rest; what rounding down leaves goes to the
     largest remainders (ties: the first block).
@@ -238,7 +378,7 @@ def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
 
 
 def least_squares(layout: Layout, basis: Basis, products: Gammas) -> list[NDArray[np.float32]]:
-    """(V^T V)^-1 V^T Delta of each block, in double precision (Eq. 5), from V^T Delta.
+    """Returns (V^T V)^-1 V^T Delta of each block, in double precision (Eq. 5), from V^T Delta.
 
     Raises:
         ValueError: more than EXACT_LIMIT directions.

@@ -18,9 +18,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
-from fedseed.methods.payload import Array, Nothing
+from fedseed.methods.payload import Array, Measured, Nothing
 from fedseed.methods.stepwise import StepState, Stepwise
-from fedseed.methods.summands import Measured
 from fedseed.methods.zeroth import Population, shares
 from fedseed.weights.change import Change, Floats
 

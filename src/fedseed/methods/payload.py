@@ -5,14 +5,29 @@
         indices: Annotated[NDArray[np.uint32], Array("u4", "n")]
         scalars: Annotated[Floats, Array("f4", "n")]
 
-Fields travel in their order, little-endian, without padding. A length is a number, the name of something that the
-method or the state has ("candidates"; `About` looks it up), or a name that nothing has: then the fields of that length
-share what is left. Reading never goes past the end, and never yields a number that is not finite.
+Fields travel in their order, little-endian, without padding. Reading never goes past the end, and never yields a number
+that is not finite. A length is one of
+
+    a number
+    a name        of something that the method or the state has ("candidates"; `About.lookup` finds it)
+    a function    of the `Reader`, which knows `About` and the fields before
+    another name  that nothing has: the fields of that length share what is left
+
+A payload also says how large it is beside others (`size`):
+
+    projections         the largest |rho|; below 1 they all count as 1, as chance can make them as small as any number
+    coefficients        the root of the mean square that the weights are moved by, in expectation
+    whole weights       the same, from the weights that the coordinator holds
+    entries             the root of the mean square that the weights are moved by
+    gradients           the root of the mean square of their entries; a norm below 1 counts as 1
+
+Floors keep what is almost zero, such as the rest of a change after 16-bit rounding, from making others look large.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from math import sqrt
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -23,8 +38,10 @@ from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import ITEM_BYTES, Layout
 
 Floats = NDArray[np.float32]
+Vector = NDArray[np.float64]
 _SIGNS = np.array([-1, 1], dtype=np.int8)  # of a bit
 LARGEST = 1e6  # no honest projection, gradient or move of the weights is larger
+SMALLEST_MOVE = 1e-6  # smaller moves of the weights count as this one
 
 
 @dataclass(frozen=True)
@@ -41,23 +58,23 @@ class State:
 
     @property
     def blocks(self) -> int:
-        """L."""
+        """Returns L, how many blocks there are."""
         return len(self.layout.block_sizes)
 
     def round_seed(self, number: int = 0) -> int:
-        """The seed that all clients of a round may share; of 0 one for the whole run."""
+        """Returns the seed that all clients of a round may share; of round 0 one for the whole run."""
         return derive(self.seed, Domain.ROUND_SEED, number)
 
     def client_seed(self, number: int, client: int) -> int:
-        """The seed of one client in a round."""
+        """Returns the seed of one client in a round."""
         return derive(self.seed, Domain.CLIENT_SEED, number, client)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """What the coordinator remembers and no step carries (`Method.remember`), as arrays by name."""
+        """Returns what the coordinator remembers and no step carries (`Method.remember`), as arrays by name."""
         return {}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """The state with what `state_dict` returned. Raises LookupError or ValueError if it does not fit."""
+        """Returns the state with what `state_dict` returned. Raises LookupError or ValueError if it does not fit."""
         return self
 
 
@@ -78,7 +95,7 @@ class About:
     round: int = 0
 
     def lookup(self, name: str) -> Any:
-        """What the method or the state has under this name; None if there is no such thing."""
+        """Returns what the method or the state has under this name; None if there is no such thing."""
         return getattr(self.method, name, getattr(self.state, name, None))
 
 
@@ -102,7 +119,7 @@ NUMBERS = ("scalars", "integers", "bits")
 
 
 def total(parts: Iterable[Content]) -> Content:
-    """All of them together."""
+    """Returns the sum of several contents."""
     return Content(*map(sum, zip(*parts, strict=True)))
 
 
@@ -113,8 +130,9 @@ class Payload:
     weight_terms: ClassVar[str | None] = None  # the field that says how many terms of a loss an update is a mean of
 
     def encode(self) -> bytes:
-        """The exact payload bytes."""
-        return b"".join(codec.write(getattr(self, name)) for name, codec in codecs(type(self)))
+        """Returns the exact payload bytes."""
+        values = ((codec, getattr(self, name)) for name, codec in codecs(type(self)))
+        return b"".join(codec.write(value) for codec, value in values if value is not None)
 
     def content(self, size: int, data: bytes = b"") -> Content:
         """Returns what it holds, counted by the fields that it declares.
@@ -129,60 +147,57 @@ class Payload:
 
     @classmethod
     def decode(cls, data: bytes, about: About) -> Self:
-        """The inverse of `encode`.
+        """Reads what `encode` wrote.
 
         Raises:
             MessageError: too short or too long, a value that is not finite, or one that can't be.
         """
-        reader = Reader(data)
-        payload = cls.read(reader, about)
+        reader = Reader(data, about)
+        payload = cls.read(reader)
         reader.end()
         return payload
 
     @classmethod
-    def read(cls, reader: "Reader", about: About) -> Self:
-        """Read one, and check it; more may follow."""
-        wired = codecs(cls)
-        values: dict[str, Any] = {}
+    def read(cls, reader: "Reader") -> Self:
+        """Reads one payload and checks it; more may follow."""
+        wired, values = codecs(cls), dict[str, Any]()
         for at, (name, codec) in enumerate(wired):
-            values[name] = codec.read(reader, about, [later for _, later in wired[at:]])
+            reader.got, reader.rest = values, [later for _, later in wired[at:]]
+            values[name] = None if codec.absent(reader.about) else codec.read(reader)
         payload = cls(**values)
-        payload.check(about)
+        payload.check(reader.about)
         return payload
 
     def check(self, about: About) -> None:
-        """What the types do not say. Raises MessageError."""
+        """Checks what the types do not say. Raises MessageError."""
 
     def size(self, about: About) -> float:
-        """How large an update or a step is, to lay beside others (`fedseed.methods.summands`); 0: it says nothing."""
+        """Returns how large an update or a step is, beside others of its kind; 0: it says nothing."""
         return 0.0
 
     @classmethod
     def unit(cls, about: About) -> float:
-        """What an estimate of 1, or a coefficient of 1, is among an update's numbers."""
+        """Returns what an estimate of 1, or a coefficient of 1, is among an update's numbers."""
         return 1.0
 
     def numbers(self, about: About) -> NDArray[Any]:
-        """What a client is free to say in an update: signs (int8), or numbers of any size; by default its vector."""
+        """Returns what a client is free to say: signs (int8), or numbers of any size; by default the vector."""
         return self.vector(about)
 
-    def with_numbers(self, numbers: NDArray[Any], about: About) -> "Payload":
-        """The update with other numbers."""
+    def with_numbers(self, numbers: NDArray[Any], about: About) -> Self:
+        """Returns the update with other numbers."""
         return self.with_vector(numbers, about)
 
     def vector(self, about: About) -> NDArray[np.floating[Any]]:
-        """An update in the space in which a rule combines updates.
-
-        Returns:
-            As long for all clients of a round.
+        """Returns an update in the space in which a rule combines updates: as long for all clients of a round.
 
         Raises:
             ValueError: there is no such space.
         """
         raise ValueError(f"updates of {about.method.name} are no vectors of one space")
 
-    def with_vector(self, vector: NDArray[np.floating[Any]], about: About) -> "Payload":
-        """An update that comes as near to a vector as the protocol allows; the inverse of `vector` where it can be."""
+    def with_vector(self, vector: NDArray[np.floating[Any]], about: About) -> Self:
+        """Returns an update as near to a vector as the protocol allows; the inverse of `vector` where it can be."""
         raise ValueError(f"updates of {about.method.name} are no vectors of one space")
 
 
@@ -191,30 +206,120 @@ class Nothing(Payload):
     """A plan without content: the round's number is in the frame."""
 
 
+# -- updates that add up -------------------------------------------------------------------------------------------
+
+
+class Measured(Payload):
+    """A payload that holds estimates along directions, in `scalars`."""
+
+    projections: ClassVar[bool] = True
+    scalars: Any
+
+    @classmethod
+    def factors(cls, about: About) -> tuple[float, float]:
+        """Returns what an estimate is multiplied by before it is sent: usually, and at most."""
+        return 1.0, 1.0
+
+    def check(self, about: About) -> None:
+        """Raises MessageError if no loss can have given these estimates, so that no client can destroy the model."""
+        if about.kind == "update" and len(self.scalars):
+            rho = self.scalars / np.float64(self.factors(about)[1])
+            at = int(np.abs(rho).argmax())
+            if abs(rho[at]) > LARGEST:
+                raise MessageError(f"scalar {at} is {rho[at]:.3g}: at most {LARGEST:.0e} is accepted")
+
+    def size(self, about: About) -> float:
+        return largest(self.scalars / np.float64(self.factors(about)[0]))
+
+
+class Summand(Payload):
+    """An update that a step adds up over the clients as vectors of one length, whose sum can stand for all of them.
+
+    The vector is the last field, unless a subclass says otherwise. `counted` says that it holds whole numbers that add
+    up as they are, without weights: votes.
+    """
+
+    counted: ClassVar[bool] = False
+
+    @classmethod
+    def words(cls, about: About) -> int:
+        """Returns the vector's length, which is the same for every client of a round, whatever its data is."""
+        codec: Any = codecs(cls)[-1][1]
+        return int(codec.named(about) or 1) * codec.times(about)
+
+    def vector(self, about: About) -> Vector:
+        values = np.asarray(self.numbers(about), dtype=np.float64)
+        return np.pad(values, (0, self.words(about) - len(values)))
+
+    def numbers(self, about: About) -> NDArray[Any]:
+        return np.asarray(getattr(self, codecs(type(self))[-1][0]))
+
+    def with_numbers(self, numbers: NDArray[Any], about: About) -> Self:
+        """Returns it with these numbers in the last field; where it has signs, with theirs, but its own for 0."""
+        own = self.numbers(about)
+        if own.dtype == np.int8:
+            numbers = np.where(numbers == 0, own, np.sign(numbers))
+        return replace(self, **{codecs(type(self))[-1][0]: numbers.astype(own.dtype)})  # type: ignore[type-var]
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> Self:
+        return self.with_numbers(vector, about)
+
+    @classmethod
+    def of(cls, vector: Vector, about: About) -> Self:
+        """Returns the update that stands for all clients in `aggregate`, alone and with a weight of 1.
+
+        Args:
+            vector: sum_i c_i v_i with the weights c_i; of votes sum_i v_i.
+            about: the round.
+        """
+        return cls(**{codecs(cls)[-1][0]: vector})
+
+
+class Scalars(Measured, Summand):
+    """Estimates that a step adds up over the clients."""
+
+
+def largest(scalars: NDArray[Any]) -> float:
+    """Returns the size of projections: the largest magnitude, at least 1; 0 if there is none."""
+    return max(1.0, float(np.abs(scalars).max())) if len(scalars) else 0.0
+
+
+def moved(layout: Layout, square: float) -> float:
+    """Returns the size of what moves the weights by a vector with this sum of squares: its root of the mean square."""
+    return max(SMALLEST_MOVE, sqrt(square / layout.size))
+
+
 # -- how fields travel ---------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class Codec(ABC):
-    """How one field travels. `when`: only if the method's setting of this name is true; otherwise it is None."""
+    """How one field travels.
 
-    when: str | None = None
+    Args:
+        when: the field is there only if the method's setting of this name is true; otherwise it is None.
+        only: the kind of payload that has it; None: all.
+    """
+
+    when: str | None = field(default=None, kw_only=True)
+    only: Literal["plan", "update", "step"] | None = field(default=None, kw_only=True)
 
     @abstractmethod
     def write(self, value: Any) -> bytes:
-        """Its bytes."""
+        """Returns the bytes of a value."""
 
     @abstractmethod
-    def read(self, reader: "Reader", about: About, rest: Sequence["Codec"]) -> Any:
-        """The value; `rest` are the codecs from this field on. Raises MessageError."""
+    def read(self, reader: "Reader") -> Any:
+        """Returns the value that comes next. Raises MessageError."""
 
     def held(self, value: Any, size: int) -> Content:
-        """What a value is, of a model with so many parameters."""
+        """Returns what a value counts as, of a model with so many parameters."""
         numbers = np.asarray(value)
         return Content(scalars=numbers.size) if numbers.dtype.kind == "f" else Content(integers=numbers.size)
 
     def absent(self, about: About) -> bool:
-        """Whether the field does not travel."""
-        return self.when is not None and not about.lookup(self.when)
+        """Returns whether the field does not travel."""
+        return self.only not in (None, about.kind) or (self.when is not None and not about.lookup(self.when))
 
 
 @dataclass(frozen=True)
@@ -222,13 +327,12 @@ class Scalar(Codec):
     """One number: "u4", "u8", "f4" or "f8", as NumPy names them."""
 
     dtype: str
-    when: str | None = None
 
     def write(self, value: Any) -> bytes:
-        return b"" if value is None else np.array(value, dtype=f"<{self.dtype}").tobytes()
+        return np.array(value, dtype=f"<{self.dtype}").tobytes()
 
-    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        return None if self.absent(about) else reader.array(self.dtype, 1)[0].item()
+    def read(self, reader: "Reader") -> Any:
+        return reader.array(self.dtype, 1)[0].item()
 
 
 @dataclass(frozen=True)
@@ -237,56 +341,68 @@ class Array(Codec):
 
     Args:
         dtype: of its elements, as they travel.
-        length: a number, or a name.
-        when: as for every codec.
+        length: how many there are, as this module says.
         optional: in a step no elements at all are possible, too: nobody answered.
         each: the name of how many elements there are for each one of the length; None: one.
     """
 
     dtype: str
-    length: int | str
-    when: str | None = None
+    length: int | str | Callable[["Reader"], int]
     optional: bool = False
     each: str | None = None
 
     def write(self, value: Any) -> bytes:
-        return b"" if value is None else np.asarray(value).astype(f"<{self.dtype}").tobytes()
+        return np.asarray(value).astype(f"<{self.dtype}").tobytes()
 
-    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        if self.absent(about):
-            return None
-        count = self.length if isinstance(self.length, int) else about.lookup(self.length)
+    def read(self, reader: "Reader") -> Any:
+        return self.decoded(reader.array(self.dtype, self.count(reader)))
+
+    def count(self, reader: "Reader") -> int:
+        """Returns how many elements there are. Raises MessageError."""
+        about = reader.about
+        if self.optional and about.kind == "step" and not reader.left:
+            return 0
+        count = self.length(reader) if callable(self.length) else self.named(about)
         if count is None:  # shared with the fields of the same length that follow
-            share = sum(
-                np.dtype(c.dtype).itemsize * c.times(about)
-                for c in rest
-                if isinstance(c, Array) and c.length == self.length and not c.absent(about)
-            )
+            alike = (c for c in reader.rest if isinstance(c, Array) and c.length == self.length)
+            share = sum(np.dtype(c.dtype).itemsize * c.times(about) for c in alike if not c.absent(about))
             if reader.left % share:
                 raise MessageError(f"{reader.left} bytes, {share} for each of a number of entries")
             count = reader.left // share
-        if self.optional and about.kind == "step" and not reader.left:
-            count = 0
-        return self.decoded(reader.array(self.dtype, int(count) * self.times(about)))
+        return int(count) * self.times(about)
+
+    def named(self, about: About) -> Any:
+        """Returns the length, where it is a number or the name of one; else None."""
+        return about.lookup(self.length) if isinstance(self.length, str) else self.length
 
     def times(self, about: About) -> int:
-        """Elements for each one of the length."""
+        """Returns how many elements there are for each one of the length."""
         return 1 if self.each is None else int(about.lookup(self.each))
 
     def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
-        """What the elements stand for."""
+        """Returns what the elements stand for."""
         return values
 
 
 @dataclass(frozen=True)
-class Bits(Codec):
-    """Signs, +1 or -1: a bit each, 1 for +1, lowest bit first, padded with zeros to whole bytes; none in a step: none.
+class Halves(Array):
+    """Numbers in bfloat16, which has float32's range: 2 bytes each, within 1/256 of what they were."""
 
-    Args:
-        length: the name of how many there are.
-    """
+    dtype: str = field(default="u2", init=False)
 
-    length: str
+    def write(self, value: Any) -> bytes:
+        return from_floats(np.asarray(value, dtype=np.float32), "bfloat16")
+
+    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
+        return check_finite(to_floats(values.astype("<u2").tobytes(), "bfloat16"))
+
+
+@dataclass(frozen=True)
+class Bits(Array):
+    """Signs, +1 or -1, in a bit each: 1 for +1, lowest bit first, zeros up to whole bytes; a step may have none."""
+
+    dtype: str = field(default="u1", init=False)
+    optional: bool = True
 
     def held(self, value: Any, size: int) -> Content:
         return Content(bits=len(value))
@@ -294,13 +410,12 @@ class Bits(Codec):
     def write(self, value: Any) -> bytes:
         return np.packbits(value > 0, bitorder="little").tobytes()
 
-    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        if about.kind == "step" and not reader.left:
-            return np.zeros(0, dtype=np.int8)
-        return self.unpacked(reader.take(reader.left), about.lookup(self.length))
+    def read(self, reader: "Reader") -> Any:
+        count = self.count(reader)
+        return self.unpacked(reader.take(reader.left), count)
 
     def unpacked(self, data: bytes, count: int) -> NDArray[np.int8]:
-        """The inverse of `write`. Raises MessageError: not so many bytes, or a padding bit is set."""
+        """Reads what `write` wrote. Raises MessageError: not so many bytes, or a padding bit is set."""
         check_bits(data, count, "votes")
         return _SIGNS[np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=count, bitorder="little")]
 
@@ -322,13 +437,13 @@ class Ragged(Codec):
         lengths = np.array([len(part) for part in value])
         return lengths.astype("<u4").tobytes() + np.concatenate(value).astype("<f4").tobytes()
 
-    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        return tuple(reader.array("f4", length) for length in self.lengths(reader, about))
+    def read(self, reader: "Reader") -> Any:
+        return tuple(reader.array("f4", length) for length in self.lengths(reader))
 
-    def lengths(self, reader: "Reader", about: About) -> list[int]:
-        """Those of the arrays. Raises MessageError: one is larger than can be."""
-        most = about.lookup(self.most)
-        lengths: list[int] = reader.array("u4", about.state.blocks).tolist()
+    def lengths(self, reader: "Reader") -> list[int]:
+        """Returns the lengths of the arrays. Raises MessageError: one is larger than can be."""
+        most = reader.about.lookup(self.most)
+        lengths: list[int] = reader.array("u4", reader.about.state.blocks).tolist()
         if max(lengths) > most:
             at = int(np.argmax(lengths))
             raise MessageError(f"block {at} has {max(lengths)} coefficients, {most} are allowed")
@@ -345,9 +460,9 @@ class Tensors(Codec):
     def write(self, value: Any) -> bytes:
         return bytes(value)
 
-    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        data, layout = reader.take(reader.left), about.state.layout
-        if not data and about.kind == "step":
+    def read(self, reader: "Reader") -> Any:
+        data, layout = reader.take(reader.left), reader.about.state.layout
+        if not data and reader.about.kind == "step":
             return data
         if len(data) != layout.dense_bytes:
             raise MessageError(f"{len(data)} bytes of weights, the model has {layout.dense_bytes}")
@@ -361,24 +476,10 @@ class Tensors(Codec):
 
 
 @dataclass(frozen=True)
-class Nested(Codec):
-    """A payload inside a payload."""
+class Many(Codec):
+    """A tuple of payloads, one after the other to the end."""
 
     of: type[Payload]
-
-    def held(self, value: Any, size: int) -> Content:
-        return total([value.content(size)])
-
-    def write(self, value: Any) -> bytes:
-        return bytes(value.encode())
-
-    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        return self.of.read(reader, about)
-
-
-@dataclass(frozen=True)
-class Many(Nested):
-    """A tuple of payloads, one after the other to the end."""
 
     def held(self, value: Any, size: int) -> Content:
         return total(part.content(size) for part in value)
@@ -386,29 +487,28 @@ class Many(Nested):
     def write(self, value: Any) -> bytes:
         return b"".join(part.encode() for part in value)
 
-    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
+    def read(self, reader: "Reader") -> Any:
         parts = []
         while reader.left:
-            parts.append(self.of.read(reader, about))
+            parts.append(self.of.read(reader))
         return tuple(parts)
 
 
 _KNOWN: dict[type, tuple[tuple[str, Codec], ...]] = {}
 
 
-def codecs(payload: type[Payload]) -> tuple[tuple[str, Codec], ...]:
-    """The fields of a payload's type and how each travels. Raises TypeError if a field does not say."""
+def codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
+    """Returns a payload type's fields and how each travels. Raises TypeError if a field does not say."""
     if payload in _KNOWN:
         return _KNOWN[payload]
     hints = get_type_hints(payload, include_extras=True)
     found = []
-    for field in fields(payload):  # type: ignore[arg-type]
-        hint = hints[field.name]
-        said = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    for name in (one.name for one in fields(payload)):
+        said = get_args(hints[name])[1:] if get_origin(hints[name]) is Annotated else ()
         codec = next((c for c in said if isinstance(c, Codec)), None)
         if codec is None:
-            raise TypeError(f"{payload.__name__}.{field.name}: annotate how it travels, such as Scalar('u4')")
-        found.append((field.name, codec))
+            raise TypeError(f"{payload.__name__}.{name}: annotate how it travels, such as Scalar('u4')")
+        found.append((name, codec))
     return _KNOWN.setdefault(payload, tuple(found))
 
 
@@ -416,68 +516,77 @@ def codecs(payload: type[Payload]) -> tuple[tuple[str, Codec], ...]:
 
 
 def pack(method: Any, payloads: Sequence[bytes]) -> bytes:
-    """Steps of equal, non-zero length in as few bytes as can be: signs without the padding between them."""
-    bits = _bits(method.step_type)
+    """Returns steps of equal, non-zero length in as few bytes as can be: signs without the padding between them."""
+    bits, each = _bits(method)
     if bits is None:
         return b"".join(payloads)
-    each = getattr(method, bits.length)
     return bits.write(np.concatenate([bits.unpacked(payload, each) for payload in payloads]))
 
 
 def unpack(method: Any, data: bytes, count: int) -> list[bytes]:
-    """The inverse of `pack` for `count` steps. Raises MessageError."""
-    bits = _bits(method.step_type)
-    if bits is not None:
-        each = getattr(method, bits.length)
-        return [bits.write(part) for part in bits.unpacked(data, count * each).reshape(count, each)]
+    """Returns the `count` steps that `pack` was given. Raises MessageError."""
     check_pack(method, data, count)
+    bits, each = _bits(method)
+    if bits is not None:
+        return [bits.write(part) for part in bits.unpacked(data, count * each).reshape(count, each)]
     size = len(data) // count
     return [data[i * size : (i + 1) * size] for i in range(count)]
 
 
 def check_pack(method: Any, data: bytes, count: int) -> None:
-    """Whether `unpack` can read it, without making the steps. Raises MessageError."""
-    bits = _bits(method.step_type)
+    """Checks that `unpack` can read it, without making the steps. Raises MessageError."""
+    bits, each = _bits(method)
     if bits is not None:
-        check_bits(data, count * getattr(method, bits.length), "votes")
+        check_bits(data, count * each, "votes")
     elif count < 1 or len(data) % count:
         raise MessageError(f"{len(data)} bytes can't be {count} steps of equal length")
 
 
-def _bits(step: type[Payload]) -> Bits | None:
-    (_, first), *others = codecs(step)
-    return first if isinstance(first, Bits) and not others else None
+def _bits(method: Any) -> tuple[Bits | None, int]:
+    """Returns how a step of nothing but signs travels, and how many it has; (None, 0) for other steps."""
+    (_, first), *others = codecs(method.step_type)
+    if others or not isinstance(first, Bits):
+        return None, 0
+    return first, int(getattr(method, str(first.length)))
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------------
 
 
 class Reader:
-    """Reads typed values from a payload, never past its end."""
+    """Reads typed values from a payload, never past its end.
 
-    def __init__(self, data: bytes) -> None:
+    Args:
+        data: the payload's bytes.
+        about: what it is read against (`About`); plain numbers need nothing.
+    """
+
+    def __init__(self, data: bytes, about: Any = None) -> None:
         self._data = data
         self._position = 0
+        self.about = about
+        self.got: Mapping[str, Any] = {}  # the fields before the one that is read
+        self.rest: Sequence[Codec] = ()  # the codecs from that field on
 
     @property
     def left(self) -> int:
-        """Bytes not read yet."""
+        """Returns how many bytes are not read yet."""
         return len(self._data) - self._position
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
+        """Returns the next `count` bytes. Raises MessageError."""
         if count > self.left:
             raise MessageError(f"payload too short: {count} bytes wanted at byte {self._position}, {self.left} left")
         self._position += count
         return self._data[self._position - count : self._position]
 
     def array(self, dtype: str, count: int) -> NDArray[Any]:
-        """`count` numbers, finite ones."""
+        """Returns the next `count` numbers. Raises MessageError, also if one is not finite."""
         size = np.dtype(dtype).itemsize
         return check_finite(np.frombuffer(self.take(size * count), dtype=f"<{dtype}").astype(dtype))
 
     def end(self) -> None:
-        """Check that nothing is left."""
+        """Raises MessageError if anything is left."""
         if self.left:
             raise MessageError(f"payload too long: {self.left} bytes left over")
 
@@ -491,7 +600,7 @@ def check_bits(data: Any, count: int, what: str, width: int = 1) -> None:
 
 
 def check_finite(values: NDArray[Any]) -> NDArray[Any]:
-    """The values. Raises MessageError if one is NaN or infinite."""
+    """Returns the values. Raises MessageError if one is NaN or infinite."""
     if not np.isfinite(values).all():
         at = int(np.flatnonzero(~np.isfinite(values))[0])
         raise MessageError(f"value {at} of {len(values)} is {values[at]}: only finite numbers are accepted")
@@ -499,20 +608,16 @@ def check_finite(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def to_floats(data: bytes, dtype: str) -> Floats:
-    """Bytes of a float32, bfloat16 or float16 tensor as float32."""
-    if dtype == "float32":
-        return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
-    if dtype == "float16":
-        return np.frombuffer(data, dtype="<f2").astype(np.float32)
-    return (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    """Returns the values of a float32, bfloat16 or float16 tensor's bytes as float32."""
+    if dtype == "bfloat16":
+        return (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, dtype="<f4" if dtype == "float32" else "<f2").astype(np.float32, copy=False)
 
 
 def from_floats(values: Floats, dtype: str) -> bytes:
-    """float32 rounded to nearest (ties to even) in float32, bfloat16 or float16, as bytes; finite values only."""
-    if dtype == "float32":
-        return values.astype("<f4").tobytes()
-    if dtype == "float16":
-        return values.astype("<f2").tobytes()
+    """Returns the bytes of finite float32 values, rounded to nearest (ties to even) in a tensor's dtype."""
+    if dtype != "bfloat16":
+        return values.astype("<f4" if dtype == "float32" else "<f2").tobytes()
     bits: NDArray[np.uint32] = np.ascontiguousarray(values).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return rounded.astype("<u2").tobytes()

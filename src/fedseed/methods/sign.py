@@ -16,8 +16,7 @@ With `every` = n, every nth chunk is sent in a round, all of them in n rounds: b
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import sqrt
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -29,62 +28,47 @@ from fedseed.methods.base import Answers
 from fedseed.methods.feedback import CHUNK, Feedback, chunks_of, halved
 from fedseed.methods.payload import (
     About,
-    Codec,
+    Array,
     Content,
     Floats,
+    Halves,
     Many,
     Payload,
     Reader,
     Scalar,
     State,
     check_bits,
-    check_finite,
-    from_floats,
-    to_floats,
+    moved,
 )  # fmt: skip
-from fedseed.methods.summands import SMALLEST_MOVE
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 
 
-class Signs(NamedTuple):
-    """Scaled signs of some chunks.
+class SignBits(NamedTuple):
+    """Signs, 1 for positive.
 
     Args:
-        turn: which: those whose number is this modulo `every`.
-        scales: s of each chunk.
-        bits: a bit an entry, 1 for positive; chunk by chunk, lowest bit first.
+        bits: a bit each, lowest first.
         entries: how many.
     """
 
-    turn: int
-    scales: Floats
     bits: NDArray[np.uint8]
     entries: int
 
 
-class SignCodec(Codec):
-    """`Signs`: the turn, scales as bfloat16, bits."""
+class PackedBits(Array):
+    """`SignBits`, which stay packed: there may be as many as the model has parameters."""
 
-    def held(self, value: Signs, size: int) -> Content:
-        return Content(scalars=len(value.scales), integers=1, bits=value.entries)
+    def held(self, value: SignBits, size: int) -> Content:
+        return Content(bits=value.entries)
 
-    def write(self, value: Signs) -> bytes:
-        turn = np.array(value.turn, dtype="<u4").tobytes()
-        return turn + from_floats(value.scales, "bfloat16") + value.bits.tobytes()
+    def write(self, value: SignBits) -> bytes:
+        return value.bits.tobytes()
 
-    def read(self, reader: Reader, about: About, rest: Sequence[Codec]) -> Signs:
-        every, size = about.lookup("every"), about.state.layout.size
-        turn = int(reader.array("u4", 1)[0])
-        if turn >= every or (about.kind == "update" and turn != turn_of(about.round, every)):
-            raise MessageError(f"chunks {turn} modulo {every}, in round {about.round}")
-        chunks = chosen(turn, every, size)
-        scales = check_finite(to_floats(reader.take(2 * len(chunks)), "bfloat16"))
-        if (scales < 0).any():
-            raise MessageError(f"the scale of chunk {chunks[int(np.argmax(scales < 0))]} is negative")
-        count = entries_in(chunks, size)
+    def read(self, reader: Reader) -> SignBits:
+        count = self.count(reader)
         bits = np.frombuffer(reader.take(-(-count // 8)), dtype=np.uint8)
         check_bits(bits, count, "signs")
-        return Signs(turn, scales, bits, count)
+        return SignBits(bits, count)
 
 
 def turn_of(round: int, every: int) -> int:
@@ -103,51 +87,63 @@ def entries_in(chunks: range, size: int) -> int:
     return len(chunks) * CHUNK - short
 
 
+def _sent(reader: Reader) -> range:
+    """Returns the chunks that an update, or a step's part, is about. Raises MessageError: others were asked for."""
+    about, turn, every = reader.about, reader.got["turn"], reader.about.lookup("every")
+    if turn >= every or (about.kind == "update" and turn != turn_of(about.round, every)):
+        raise MessageError(f"chunks {turn} modulo {every}, in round {about.round}")
+    return chosen(turn, every, _size(reader))
+
+
+def _size(reader: Reader) -> int:
+    return reader.about.state.layout.size
+
+
 @dataclass(frozen=True)
 class Signed(Payload):
-    """An update."""
+    """Scaled signs of some chunks: an update, or one client's part of a step.
 
-    signs: Annotated[Signs, SignCodec()]
+    Args:
+        weight: c_i; an update does not say it.
+        turn: which chunks: those whose number is this modulo `every`.
+        scales: s of each chunk.
+        signs: of each entry, chunk by chunk.
+    """
+
+    weight: Annotated[float | None, Scalar("f4", only="step")] = field(default=None, kw_only=True)
+    turn: Annotated[int, Scalar("u4")]
+    scales: Annotated[Floats, Halves(lambda reader: len(_sent(reader)))]
+    signs: Annotated[SignBits, PackedBits("u1", lambda reader: entries_in(_sent(reader), _size(reader)))]
+
+    def check(self, about: About) -> None:
+        if (self.scales < 0).any():
+            chunk = self.turn + int(np.argmax(self.scales < 0)) * about.lookup("every")
+            raise MessageError(f"the scale of chunk {chunk} is negative")
 
     def size(self, about: About) -> float:
-        squares = float(np.square(self.signs.scales, dtype=np.float64).sum()) * CHUNK
-        return max(SMALLEST_MOVE, sqrt(squares / about.state.layout.size))
+        return moved(about.state.layout, float(np.square(self.scales, dtype=np.float64).sum()) * CHUNK)
 
     def numbers(self, about: About) -> NDArray[np.int8]:
         bits = np.unpackbits(self.signs.bits, count=self.signs.entries, bitorder="little")
         return np.where(bits, 1, -1).astype(np.int8)
 
     def with_numbers(self, numbers: NDArray[Any], about: About) -> "Signed":
-        turn, scales, _, entries = self.signs
-        return Signed(Signs(turn, scales, np.packbits(numbers > 0, bitorder="little"), entries))
-
-
-@dataclass(frozen=True)
-class Weighted(Payload):
-    """A client's part of a step.
-
-    Args:
-        weight: c_i.
-        signs: what the client has sent.
-    """
-
-    weight: Annotated[float, Scalar("f4")]
-    signs: Annotated[Signs, SignCodec()]
+        return replace(self, signs=SignBits(np.packbits(numbers > 0, bitorder="little"), self.signs.entries))
 
 
 @dataclass(frozen=True)
 class SignStep(Payload):
     """A step: the updates of a round, passed on with their weights; none: nobody answered."""
 
-    parts: Annotated[tuple[Weighted, ...], Many(Weighted)]
+    parts: Annotated[tuple[Signed, ...], Many(Signed)]
 
     def check(self, about: About) -> None:
-        if len({part.signs.turn for part in self.parts}) > 1:
+        if len({part.turn for part in self.parts}) > 1:
             raise MessageError("a step whose parts are about different chunks")
 
     def size(self, about: About) -> float:
-        """At most: if all signs agree."""
-        return sum(abs(part.weight) * Signed(part.signs).size(about) for part in self.parts)
+        """Returns the most that it can be: if all signs agree."""
+        return sum(abs(part.weight or 0.0) * part.size(about) for part in self.parts)
 
 
 _TOGETHER = 64  # chunks worked on at a time
@@ -177,30 +173,31 @@ class Sign(Feedback):
             scales.append(np.abs(part).mean(dtype=np.float64))
             bits.append(np.packbits(part >= 0, bitorder="little"))
         together = np.concatenate(bits) if bits else np.zeros(0, dtype=np.uint8)
-        return Signed(Signs(turn, halved(np.array(scales)), together, entries_in(chunks, len(vector))))
+        return Signed(turn, halved(np.array(scales)), SignBits(together, entries_in(chunks, len(vector))))
 
     def sent(self, state: State, update: Signed, round: int) -> list[Patch]:
-        return list(self._patches([(1.0, update.signs)], state.layout.size))
+        return list(self._patches([update], state.layout.size))
 
     def aggregate(self, state: State, answers: Answers) -> SignStep:
-        return SignStep(tuple(Weighted(weight, update.signs) for _, weight, update in answers))
+        return SignStep(tuple(replace(update, weight=weight) for _, weight, update in answers))
 
     def change(self, state: State, step: SignStep) -> Change:
         """w <- w - eta_g sum_i c_i q_i, on the round's chunks."""
-        parts = [(float(np.float32(part.weight)), part.signs) for part in step.parts]
-        return Entries(list(self._patches(parts, state.layout.size)), -self.global_rate) if parts else NOTHING
+        return Entries(list(self._patches(step.parts, state.layout.size)), -self.global_rate) if step.parts else NOTHING
 
-    def _patches(self, parts: Sequence[tuple[float, Signs]], size: int) -> Iterator[Patch]:
-        """sum_i c_i s_i sign_i: summed up in double precision in the order of the parts, some chunks at a time."""
-        chunks = chosen(parts[0][1].turn, self.every, size)
+    def _patches(self, parts: Sequence[Signed], size: int) -> Iterator[Patch]:
+        """Yields sum_i c_i s_i sign_i, some chunks at a time: in double precision, in the order of the parts."""
+        chunks = chosen(parts[0].turn, self.every, size)
         for lo in range(0, len(chunks), _TOGETHER):
             some = chunks[lo : lo + _TOGETHER]
             count = entries_in(some, size)
             total = np.zeros(count)
-            for weight, signs in parts:
-                bits = np.unpackbits(signs.bits[lo * _ROW : (lo + len(some)) * _ROW], count=count, bitorder="little")
-                scales = weight * signs.scales[lo : lo + len(some)].astype(np.float64)
-                total += np.where(bits, 1.0, -1.0) * np.repeat(scales, CHUNK)[:count]
+            for part in parts:
+                packed = part.signs.bits[lo * _ROW : (lo + len(some)) * _ROW]
+                weight = 1.0 if part.weight is None else float(np.float32(part.weight))
+                scales = weight * part.scales[lo : lo + len(some)].astype(np.float64)
+                signs = np.where(np.unpackbits(packed, count=count, bitorder="little"), 1.0, -1.0)
+                total += signs * np.repeat(scales, CHUNK)[:count]
             values = total.astype(np.float32)
             if self.every == 1:
                 yield Patch(some[0] * CHUNK, values)

@@ -32,7 +32,6 @@ from fedseed.methods.payload import State
 from fedseed.methods.zeroth import ZerothOrder
 from fedseed.optimizers.rules import Rule, Squares, deviation, total
 from fedseed.weights.change import NOTHING, Add, Change, Floats, Optimize, Rebuild, Term
-from fedseed.weights.layout import Layout
 
 MOST_STEPS = 4096  # most steps that are remembered: each is made again at every step
 
@@ -75,6 +74,7 @@ class Stepwise(ZerothOrder):
     """
 
     stepwise: ClassVar[bool] = True
+    state_type = StepState
 
     optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adam-rebuilt", "hiso"] = "sgd"
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -119,9 +119,6 @@ class Stepwise(ZerothOrder):
     def indices(self, number: int) -> range:
         """Returns the indices of the directions of step `number`."""
         return range((number - 1) * self.per_step, number * self.per_step)
-
-    def start(self, layout: Layout, seed: int) -> StepState:
-        return StepState(layout, seed)
 
     def count(
         self, state: StepState, coefficients: np.ndarray[Any, Any], terms: Sequence[Term] | None = None

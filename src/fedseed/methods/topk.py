@@ -17,7 +17,7 @@ levels and the scale that fits them best in least squares take turns, as in Lloy
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -29,21 +29,7 @@ from fedseed.aggregation.base import Parts
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.feedback import CHUNK, Feedback, chunks_of, halved
-from fedseed.methods.payload import (
-    About,
-    Array,
-    Codec,
-    Content,
-    Floats,
-    Payload,
-    Reader,
-    State,
-    check_bits,
-    check_finite,
-    from_floats,
-    to_floats,
-)  # fmt: skip
-from fedseed.methods.summands import of_entries
+from fedseed.methods.payload import About, Array, Content, Floats, Halves, Payload, Reader, State, check_bits, moved
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 from fedseed.weights.layout import Layout
 
@@ -102,17 +88,16 @@ class Small(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Packed(Codec):
+class Packed(Array):
     """`Small` numbers, without a gap between them.
 
     Args:
-        length: the name of how many there are.
         width: bits of each, or the name of that.
         kind: what they are when the content of messages is counted.
     """
 
-    length: str
-    width: int | str
+    dtype: str = field(default="u2", init=False)
+    width: int | str = 16
     kind: Literal["integers", "scalars"] = "integers"
 
     def held(self, value: Small, size: int) -> Content:
@@ -121,86 +106,31 @@ class Packed(Codec):
     def write(self, value: Small) -> bytes:
         return pack(value.numbers, value.width)
 
-    def read(self, reader: Reader, about: About, rest: Sequence[Codec]) -> Small:
-        width = self.width if isinstance(self.width, int) else int(about.lookup(self.width))
-        count = int(about.lookup(self.length))
+    def read(self, reader: Reader) -> Small:
+        width = self.width if isinstance(self.width, int) else int(reader.about.lookup(self.width))
+        count = self.count(reader)
         return Small(unpack(reader.take(packed_bytes(count, width)), width, count), width)
 
 
-class Halves(Array):
-    """Numbers in bfloat16, which has float32's range: 2 bytes each, within 1/256 of what they were."""
+class Counts(Array):
+    """How many entries each chunk has: numbers that only say how to read others."""
 
-    def write(self, value: Any) -> bytes:
-        return from_floats(np.asarray(value, dtype=np.float32), "bfloat16")
-
-    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
-        return check_finite(to_floats(values.astype("<u2").tobytes(), "bfloat16"))
+    def held(self, value: Any, size: int) -> Content:
+        return Content()
 
 
-class Scattered(NamedTuple):
-    """Values for some entries of a vector.
+def indices(counts: NDArray[Any], places: Places) -> NDArray[np.int64]:
+    """Returns where entries are in the vector.
 
     Args:
-        counts: how many of each chunk; none at all: no entry of any.
-        places: in their chunks, ascending in each.
-        values: float32.
+        counts: how many entries each chunk has.
+        places: of the entries, in their chunks.
     """
-
-    counts: NDArray[np.uint16]
-    places: Places
-    values: Floats
-
-    @property
-    def indices(self) -> NDArray[np.int64]:
-        """Of the entries, in the vector."""
-        first = np.arange(len(self.counts), dtype=np.int64) * CHUNK
-        return np.repeat(first, self.counts) + self.places
-
-
-def nothing() -> Scattered:
-    """No entry of any chunk: nobody answered."""
-    return Scattered(np.zeros(0, np.uint16), np.zeros(0, np.uint16), np.zeros(0, np.float32))
-
-
-def scattered(indices: NDArray[np.int64], values: Floats, chunks: int) -> Scattered:
-    """From ascending indices into a vector of so many chunks."""
-    counts = np.bincount(indices // CHUNK, minlength=chunks)
-    return Scattered(counts.astype(np.uint16), (indices % CHUNK).astype(np.uint16), values)
-
-
-@dataclass(frozen=True)
-class EntriesCodec(Codec):
-    """`Scattered` values: 2 bytes for each chunk's count, 12 bits for each place, a bfloat16 for each value.
-
-    In a step no bytes at all are possible: nobody answered.
-    """
-
-    def held(self, value: Scattered, size: int) -> Content:
-        return Content(scalars=len(value.values), integers=len(value.places))
-
-    def write(self, value: Scattered) -> bytes:
-        if not len(value.counts):
-            return b""
-        places, values = pack(value.places, PLACE_BITS), from_floats(value.values, "bfloat16")
-        return value.counts.astype("<u2").tobytes() + places + values
-
-    def read(self, reader: Reader, about: About, rest: Sequence[Codec]) -> Scattered:
-        if about.kind == "step" and not reader.left:
-            return nothing()
-        size = about.state.layout.size
-        counts = reader.array("u2", chunks_of(size))
-        count = int(counts.sum(dtype=np.int64))
-        wanted = packed_bytes(count, PLACE_BITS) + 2 * count
-        if reader.left != wanted:  # before anything of that size is made
-            raise MessageError(f"{reader.left} bytes of entries: {count} take {wanted}")
-        places = unpack(reader.take(packed_bytes(count, PLACE_BITS)), PLACE_BITS, count)
-        values = check_finite(to_floats(reader.take(2 * count), "bfloat16"))
-        check_places(counts, places, size)
-        return Scattered(counts, places, values)
+    return np.repeat(np.arange(len(counts), dtype=np.int64) * CHUNK, counts) + places
 
 
 def check_places(counts: NDArray[Any], places: Places, size: int) -> None:
-    """Raise MessageError unless places ascend in each chunk and lie in the vector."""
+    """Raises MessageError unless places ascend in each chunk and lie in the vector."""
     ascending = np.diff(places.astype(np.int32)) > 0
     ends = np.cumsum(counts, dtype=np.int64)[:-1]
     ascending[ends[(ends > 0) & (ends < len(places))] - 1] = True  # a new chunk begins
@@ -251,29 +181,26 @@ class KeptEntries(Payload):
         codes: their levels, less 1; the highest bit is set where the value is negative.
     """
 
-    scales: Annotated[Floats, Halves("u2", "chunks")]
-    places: Annotated[Small, Packed("entries", PLACE_BITS)]
-    codes: Annotated[Small, Packed("entries", "bits", "scalars")]
+    scales: Annotated[Floats, Halves("chunks")]
+    places: Annotated[Small, Packed("entries", width=PLACE_BITS)]
+    codes: Annotated[Small, Packed("entries", width="bits", kind="scalars")]
 
     def check(self, about: About) -> None:
         if (self.scales < 0).any():
             raise MessageError(f"the scale of chunk {int(np.argmax(self.scales < 0))} is negative")
         check_places(about.lookup("counts"), self.places.numbers, about.state.layout.size)
 
-    def values(self, counts: NDArray[np.int64]) -> Floats:
-        """q, entry by entry; `counts`: entries of each chunk."""
+    def patch(self, counts: NDArray[np.int64]) -> Patch:
+        """Returns q, entry by entry; `counts`: entries of each chunk."""
         sign_bit = 1 << (self.codes.width - 1)
         levels = (self.codes.numbers & (sign_bit - 1)).astype(np.float32) + np.float32(1)
         signed = np.where(self.codes.numbers & sign_bit, -levels, levels)
         with np.errstate(over="ignore"):  # infinite entries are refused, or not taken, as all huge ones are (`size`)
-            return signed * np.repeat(self.scales, counts)
-
-    def entries(self, counts: NDArray[np.int64]) -> Scattered:
-        """The same with their places."""
-        return Scattered(counts.astype(np.uint16), self.places.numbers, self.values(counts))
+            values = signed * np.repeat(self.scales, counts)
+        return Patch(0, values, indices(counts, self.places.numbers))
 
     def size(self, about: About) -> float:
-        return of_entries(about.state.layout, self.values(about.lookup("counts")))
+        return _moved_by(self.patch(about.lookup("counts")).values, about)
 
     def numbers(self, about: About) -> NDArray[np.int8]:
         return np.where(self.codes.numbers & 1 << (self.codes.width - 1), -1, 1).astype(np.int8)
@@ -284,14 +211,40 @@ class KeptEntries(Payload):
         return KeptEntries(self.scales, self.places, Small(codes.astype(np.uint16), self.codes.width))
 
 
+def _count_of(reader: Reader) -> int:
+    return int(reader.got["counts"].sum(dtype=np.int64))
+
+
 @dataclass(frozen=True)
 class Combined(Payload):
-    """A step: the entries that any client has sent, combined; none at all: nobody answered."""
+    """A step: the entries that any client has sent, combined; no chunks at all: nobody answered.
 
-    entries: Annotated[Scattered, EntriesCodec()]
+    Args:
+        counts: how many entries each chunk has.
+        places: of the entries, in their chunks, ascending in each.
+        values: of the entries.
+    """
+
+    counts: Annotated[NDArray[np.uint16], Counts("u2", "chunks", optional=True)]
+    places: Annotated[Small, Packed(_count_of, width=PLACE_BITS)]
+    values: Annotated[Floats, Halves(_count_of)]
+
+    @classmethod
+    def of(cls, where: NDArray[np.int64], values: Floats, chunks: int) -> "Combined":
+        """Returns values at ascending indices into a vector of so many chunks."""
+        counts = np.bincount(where // CHUNK, minlength=chunks).astype(np.uint16)
+        return cls(counts, Small((where % CHUNK).astype(np.uint16), PLACE_BITS), values)
+
+    def check(self, about: About) -> None:
+        if len(self.counts):
+            check_places(self.counts, self.places.numbers, about.state.layout.size)
 
     def size(self, about: About) -> float:
-        return of_entries(about.state.layout, self.entries.values)
+        return _moved_by(self.values, about)
+
+
+def _moved_by(values: Floats, about: About) -> float:
+    return moved(about.state.layout, float(np.square(values, dtype=np.float64).sum())) if len(values) else 0.0
 
 
 class TopK(Feedback):
@@ -326,38 +279,38 @@ class TopK(Feedback):
         return KeptEntries(halved(np.concatenate(scales)), which, Small(np.concatenate(codes), self.bits))
 
     def sent(self, state: TopKState, update: KeptEntries, round: int) -> list[Patch]:
-        entries = update.entries(state.counts)
-        return [Patch(0, entries.values, entries.indices)]
+        return [update.patch(state.counts)]
 
     def aggregate(self, state: TopKState, answers: Answers) -> Combined:
         """The clients' entries combined, some chunks at a time; an entry that a client has not sent is 0 there."""
         if not answers:
-            return Combined(nothing())
-        sent = [update.entries(state.counts) for update in answers.updates]
+            return Combined.of(np.zeros(0, np.int64), np.zeros(0, np.float32), 0)
+        sent = [update.patch(state.counts) for update in answers.updates]
         totals = answers.combine_parts(Parts(lambda: _dense(sent, state.layout.size)))
-        indices, values = [], []
+        where, values = [], []
         for lo, total in zip(range(0, state.layout.size, _TOGETHER * CHUNK), totals, strict=True):
             found = np.flatnonzero(total)
-            indices.append(found + lo)
+            where.append(found + lo)
             values.append(total[found].astype(np.float32))
-        return Combined(scattered(np.concatenate(indices), np.concatenate(values), state.chunks))
+        return Combined.of(np.concatenate(where), np.concatenate(values), state.chunks)
 
     def change(self, state: TopKState, step: Combined) -> Change:
         """w <- w - eta_g sum_i c_i q_i, on the entries that were sent."""
-        if not len(step.entries.counts):
+        if not len(step.counts):
             return NOTHING
-        return Entries([Patch(0, step.entries.values, step.entries.indices)], -self.global_rate)
+        return Entries([Patch(0, step.values, indices(step.counts, step.places.numbers))], -self.global_rate)
 
 
-def _dense(sent: Sequence[Scattered], size: int) -> Iterator[list[NDArray[np.float64]]]:
+def _dense(sent: Sequence[Patch], size: int) -> Iterator[list[NDArray[np.float64]]]:
     """Some chunks of each client's vector at a time."""
     for lo in range(0, size, _TOGETHER * CHUNK):
         hi = min(lo + _TOGETHER * CHUNK, size)
         dense = []
         for entries in sent:
-            a, b = np.searchsorted(entries.indices, (lo, hi))
+            assert entries.offsets is not None
+            a, b = np.searchsorted(entries.offsets, (lo, hi))
             dense.append(np.zeros(hi - lo))
-            dense[-1][entries.indices[a:b] - lo] = entries.values[a:b]
+            dense[-1][entries.offsets[a:b] - lo] = entries.values[a:b]
         yield dense
 
 

@@ -25,9 +25,9 @@ Strategies at the Hyperscale", arXiv 2511.16652; with "lowrank" directions it ta
 (`fedseed.weights.perturbed_rows`), with others one for each part, over that part alone.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite, nan
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,10 +71,6 @@ def normalised(losses: Sequence[float] | NDArray[np.floating[Any]], how: Normali
         return np.zeros_like(given)
     highest = np.cumsum(count) - 1  # rank of each value
     return np.asarray((highest - (count - 1) / 2)[place] / (len(given) - 1) - 0.5, dtype=np.float64)
-
-
-Draw = TypeVar("Draw")
-Estimated = TypeVar("Estimated")
 
 
 class Projection(NamedTuple):
@@ -219,28 +215,31 @@ class ZerothOrder(Method):
             raise NonFiniteError(f"losses differ by {abs(difference):.3g}, the loss guard allows {self.clip}")
 
     def local_steps(
-        self, client: Client, draws: Iterable[Draw], estimate: Callable[[Draw, Sequence[Any]], Estimated]
-    ) -> Iterator[tuple[Draw, Estimated]]:
-        """The estimates of local steps in turn; a step whose losses are not usable is counted and left out.
+        self, client: Client, basis: Basis, draws: Iterable[Sequence[int]], one_sided: bool = False
+    ) -> Iterator[tuple[Sequence[int], list[Projection]]]:
+        """Yields the estimates of local steps in turn, each at the weights as they are then.
+
+        A step whose losses are not usable is counted and left out.
 
         Args:
             client: the client.
-            draws: what each step is about, such as its direction's index.
-            estimate: makes the estimate of a step from its draw and a batch, at the weights as they are then.
+            basis: where the directions come from.
+            draws: the indices of each step's directions.
+            one_sided: forward differences.
 
         Raises:
             NonFiniteError: at the end, if no step was usable.
         """
         usable, reason = False, ""
-        for draw, items in zip(draws, client.batches(self.batch), strict=False):
+        for along, items in zip(draws, client.batches(self.batch), strict=False):
             try:
-                estimated = estimate(draw, items)
+                found = client.estimates(self, basis, along, items, one_sided)
             except NonFiniteError as error:
                 reason = str(error)
                 client.skip(reason)
                 continue
             usable = True
-            yield draw, estimated
+            yield along, found
         if not usable:
             raise NonFiniteError(f"no local step was usable: {reason}")
 

@@ -21,9 +21,8 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
-from fedseed.methods.payload import About, Array, Floats, Nothing
+from fedseed.methods.payload import About, Array, Floats, Nothing, Scalars, largest
 from fedseed.methods.stepwise import StepState, Stepwise
-from fedseed.methods.summands import Scalars, largest
 from fedseed.methods.zeroth import Population
 from fedseed.weights.change import Change, Term
 

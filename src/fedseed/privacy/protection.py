@@ -25,8 +25,7 @@ from fedseed.errors import NonFiniteError
 from fedseed.methods import REGISTRY, base
 from fedseed.methods.base import ALL, Answer, Answers, Method
 from fedseed.methods.client import Client
-from fedseed.methods.payload import About, Payload, State
-from fedseed.methods.summands import Summand
+from fedseed.methods.payload import About, Payload, State, Summand
 from fedseed.methods.zeroth import Projection, ZerothOrder
 from fedseed.privacy.draws import private_batches
 from fedseed.privacy.scalars import PrivateScalars, bounded

@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from fedseed.errors import FedseedError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.methods import Method
-from fedseed.methods.blockwise import Coefficients
 from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.feedsign import Votes
+from fedseed.methods.ferret import Coefficients
 from fedseed.methods.zofedsgd import Projections
 from fedseed.privacy import mechanism_of
 

@@ -24,7 +24,7 @@ from fedseed.federation.hosted import Hosted
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.worker import Worker
 from fedseed.methods import Method
-from fedseed.methods.blockwise import Coefficients
+from fedseed.methods.ferret import Coefficients
 from fedseed.methods.payload import About, Payload, codecs
 from fedseed.methods.zeroth import Projection
 from fedseed.orbit import Orbit

@@ -12,18 +12,16 @@ from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FedZO, FeedSign, Ferret, 
 from fedseed.aggregation import Mean
 from fedseed.methods import FedIT, FedPrompt, FedPTuning
 from fedseed.methods.base import Answers, Round
-from fedseed.methods.blockwise import BitStep
 from fedseed.methods.dense import Weights
 from fedseed.methods.fedkseed import Accumulated, Pairs, Pool
+from fedseed.methods.fedmezo import Rate, Trace, Traces
 from fedseed.methods.fedsgd import Gradient
 from fedseed.methods.feedsign import Votes
-from fedseed.methods.ferret import Coefficients, CoefficientStep, FerretPlan
+from fedseed.methods.ferret import BitStep, Coefficients, CoefficientStep, FerretPlan
 from fedseed.methods.mezo import Estimates
 from fedseed.methods.payload import Nothing
-from fedseed.methods.sign import Signed, Signs, SignStep, Weighted
-from fedseed.methods.topk import Combined, KeptEntries, Scattered, Small
-from fedseed.methods.traces import Branch, Branches, Rate, Trace
-from fedseed.methods.traces import Tensored as Tuned
+from fedseed.methods.sign import SignBits, Signed, SignStep
+from fedseed.methods.topk import Combined, KeptEntries, Small
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -49,7 +47,13 @@ def gammas(first=0):
 
 
 BITS = Ferret(directions=5, blocks=2, allocation="size", seeds="shared", scalars="bit")
-SIGNS = Signs(0, np.array([0.625], dtype=np.float32), np.array([0b101101], dtype=np.uint8), 6)
+BIT = SignBits(np.array([0b101101], dtype=np.uint8), 6)
+
+
+def signed(weight=None):
+    return Signed(0, np.array([0.625], dtype=np.float32), BIT, weight=weight)
+
+
 USES = np.arange(8, dtype=np.uint32) * 1000
 SHARED = Ferret(directions=5, blocks=2, allocation="size", seeds="shared")
 PLANNED = SHARED.plan(SHARED.start(LAYOUT, SEED), Round(ROUND, 0, (0,)))
@@ -78,12 +82,13 @@ CASES = {
                               Projections(numbers(1, 2))),
     "mezo": (MeZO(estimates=3), Nothing(), Estimates(numbers(3)), Estimates(numbers(3, 2))),
     "fedmezo": (FedMeZO(steps=3), Nothing(), Trace(None, numbers(3) / 2**20),
-                Branches((Branch(0, 0.25, Trace(None, numbers(3))), Branch(5, 0.75, Trace(None, numbers(3, 3)))))),
+                Traces((Trace(None, numbers(3), client=0, weight=0.25),
+                        Trace(None, numbers(3, 3), client=5, weight=0.75)))),
     "fedmezo-loss": (FedMeZO(steps=3, learning_rate=0.25, personal="loss"), Rate(0.3125), Trace(1.5, numbers(3)),
-                     Branches((Branch(2, 1.0, Trace(-0.75, numbers(3))),))),
-    "fedmezo-tensors": (FedMeZO(travel="tensors"), Nothing(), Tuned(None, DATA), Weights(DATA)),
+                     Traces((Trace(-0.75, numbers(3), client=2, weight=1.0),))),
+    "fedmezo-tensors": (FedMeZO(travel="tensors"), Nothing(), Weights(DATA), Weights(DATA)),
     "fedmezo-tensors-loss": (FedMeZO(travel="tensors", learning_rate=0.25, personal="loss-5"), Rate(0.1875),
-                             Tuned(2.25, DATA), Weights(DATA)),
+                             Weights(DATA, loss=2.25), Weights(DATA)),
     "mezo-population": (MeZO(estimates=2, population=2), Nothing(), Estimates(numbers(4)), Estimates(numbers(4, 2))),
     "zo-fedsgd-population": (ZOFedSGD(population=4), Nothing(), Projections(numbers(4), indices=INDICES[1:] * 4),
                              Projections(numbers(8), indices=INDICES - INDICES % 4)),
@@ -96,14 +101,14 @@ CASES = {
     "fedkseed-population": (FedKSeed(candidates=8, population=2, batch=2, steps=2), Pool(2**32 - 2, numbers(8), None),
                             Pairs(np.array([0, 7, 3, 3], dtype=np.uint32), numbers(4)), Accumulated(numbers(8))),
     "fedmezo-population": (FedMeZO(steps=2, population=2, batch=2), Nothing(), Trace(None, numbers(4) / 2**20),
-                           Branches((Branch(0, 0.25, Trace(None, numbers(4))),))),
+                           Traces((Trace(None, numbers(4), client=0, weight=0.25),))),
     "fedsgd": (FedSGD(), Nothing(), Gradient(66_051, DATA), Weights(DATA)),
     "topk": (TopK(share=0.5, bits=3), Nothing(),
              KeptEntries(np.array([0.75], dtype=np.float32), Small(np.array([0, 2, 5], dtype=np.uint16), 12),
                   Small(np.array([3, 7, 0], dtype=np.uint16), 3)),
-             Combined(Scattered(np.array([2], dtype=np.uint16), np.array([1, 4], dtype=np.uint16),
-                                np.array([-0.5, 3], dtype=np.float32)))),
-    "sign": (Sign(), Nothing(), Signed(SIGNS), SignStep((Weighted(0.25, SIGNS), Weighted(0.75, SIGNS)))),
+             Combined(np.array([2], dtype=np.uint16), Small(np.array([1, 4], dtype=np.uint16), 12),
+                      np.array([-0.5, 3], dtype=np.float32))),
+    "sign": (Sign(), Nothing(), signed(), SignStep((signed(0.25), signed(0.75)))),
     "fedavg": (FedAvg(), *DENSE),
     "fedzo": (FedZO(), *DENSE),
     "fedit": (FedIT(), *DENSE),

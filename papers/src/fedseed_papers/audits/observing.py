@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.errors import RecipeError
-from fedseed.methods.blockwise import Coefficients
 from fedseed.methods.dense import Weights
 from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.fedsgd import Gradient
 from fedseed.methods.feedsign import Votes
+from fedseed.methods.ferret import Coefficients
 from fedseed.methods.payload import to_floats
 from fedseed.randomness import Basis
 from fedseed.weights.layout import ITEM_BYTES, Layout
