@@ -210,7 +210,7 @@ class Method(BaseModel, ABC):
 
     # -- the contract ----------------------------------------------------------------------------------------------
 
-    def start(self, layout: Layout, seed: int) -> State:
+    def start(self, layout: Layout, seed: int) -> Any:
         """Returns the state before the first round. Raises ValueError if the settings do not fit the layout."""
         return self.state_type(layout, seed)
 
