@@ -83,7 +83,6 @@ def test_refused_updates_leave_the_run_as_if_the_client_were_silent(name):
             }[name]
             with pytest.raises(MessageError):
                 run.coordinator.receive(Message(MessageKind.UPDATE, method.code, 1, 2, bad).encode(), 2)
-            assert len(run.coordinator.rejected) == 3
         steps.append(run.coordinator.close())
     assert steps[0] == steps[1]
 

@@ -38,7 +38,7 @@ from fedseed.runs.recipe import Recipe
 from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.keys import make
-from fedseed.transport.nats_end import NatsEnd
+from fedseed.transport.nats import NatsEnd
 from support.forked import start
 from support.problem import Problem
 from support.secure import Liar

@@ -7,7 +7,7 @@ import pytest
 import fedseed
 from fedseed.cli.network import ask
 from fedseed.errors import NetworkError, RecipeError
-from fedseed.transport import REGISTRY, nats_end, transport
+from fedseed.transport import REGISTRY, nats, transport
 from fedseed.transport.base import Access
 from fedseed.transport.memory import Hub, MemoryTransport
 
@@ -41,8 +41,8 @@ def test_another_package_adds_one(monkeypatch):
 @pytest.mark.long
 def test_a_coordinator_that_comes_back_meanwhile_is_heard(shared_server, monkeypatch):
     """The server says at once that nobody listens: also while a coordinator's connection is being made again."""
-    monkeypatch.setattr(nats_end, "AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(nats_end, "SILENCES", 10**9)
+    monkeypatch.setattr(nats, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(nats, "SILENCES", 10**9)
     way = transport(Access(shared_server.url), "away")
 
     async def test():

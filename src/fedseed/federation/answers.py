@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from fedseed.errors import FedseedError, MessageError, NetworkError
 from fedseed.federation.control import Question, Report, read
 from fedseed.federation.cost import Cost, rounding_warning
 from fedseed.federation.introduction import Introduction
-from fedseed.federation.large import carry, fetch, frame_of, round_of
+from fedseed.federation.large import about_of, carry, fetch
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.replica import Replica
@@ -67,11 +68,7 @@ class Answers:
     def _look_at_weights(self) -> None:
         """Forget what was found out about other weights."""
         if self._version != self.replica.version:
-            self._version = self.replica.version
-            self._given = {}
-            self._report = None
-
-    # -- secure sums -----------------------------------------------------------------------------------------------
+            self._version, self._given, self._report = self.replica.version, {}, None
 
     @property
     def masking(self) -> "Masking | None":
@@ -116,31 +113,24 @@ class Answers:
             self._asks.popleft()
         return True
 
-    # -- plans -----------------------------------------------------------------------------------------------
-
     async def try_plan(self) -> bool:
         """Do what the oldest plan asks, if the steps before it have come; whether anything was done."""
         if not self._plans:
             return False
         picked, carried = self._plans[0]
-        numbers = self.replica.numbers
-        try:
-            number = round_of(frame_of(carried))
+        hosted, numbers, work = self.replica.hosted, self.replica.numbers, None
+        with suppress(MessageError):
+            number, _ = about_of(carried)
             if number > self.replica.at + 1 or not self._ready:
                 return False  # its steps have not come yet
-            self._plans.popleft()
-            if number < self.replica.at + 1:
-                return True
-            mine = [name for name in self.replica.hosted.items if picked is None or numbers[name] in picked]
-            if not mine:
-                return True
-            plan = await fetch(self.end, carried, None)
-            about = Message.decode(plan).expect(MessageKind.PLAN, self.replica.hosted.worker.method.code, number)
-        except MessageError:
-            self._forget(carried)
-            return True
-        await self._answer(plan, about, mine)
-        self._forget(carried)
+            mine = [name for name in hosted.items if picked is None or numbers[name] in picked]
+            if number == self.replica.at + 1 and mine:
+                plan = await fetch(self.end, carried, None)
+                work = plan, Message.decode(plan).expect(MessageKind.PLAN, hosted.worker.method.code, number), mine
+        if work is not None:
+            await self._answer(*work)
+        # it may have come once more meanwhile
+        self._plans = deque((plan for plan in self._plans if plan[1] != carried), MOST_PLANS)
         return True
 
     async def _answer(self, plan: bytes, about: Message, names: Sequence[str]) -> None:
@@ -151,12 +141,11 @@ class Answers:
         costs = await self._train(plan, new) if new else []
         for name in names:
             await self._send(name, self._given[numbers[name]], about)
-        self._count(costs)  # when the answers are on their way
-
-    def _forget(self, carried: bytes) -> None:
-        """The plan that was just answered may have come once more meanwhile."""
-        for plan in [plan for plan in self._plans if plan[1] == carried]:
-            self._plans.remove(plan)
+        for cost in costs:  # when the answers are on their way
+            self.replica.spent.add(cost)
+        if lossy := [cost for cost in costs if cost.movable_weights]:  # in the first round only
+            moved = sum(cost.moved_weights / cost.movable_weights for cost in lossy) / len(lossy)
+            self.replica.progress.warn(rounding_warning(moved))
 
     async def _train(self, plan: bytes, names: Sequence[str]) -> list[Cost]:
         """Find out what these answer; what it has cost."""
@@ -172,15 +161,6 @@ class Answers:
             else:
                 self._given[number] = answer.message
         return [cost_of(answer.cost, counts=answer.message is not None) for answer in answers]
-
-    def _count(self, costs: Sequence[Cost]) -> None:
-        """Remember what training has cost, for the next report."""
-        for cost in costs:
-            self.replica.spent.add(cost)
-        lossy = [cost for cost in costs if cost.movable_weights]
-        if lossy:  # in the first round only
-            moved = sum(cost.moved_weights / cost.movable_weights for cost in lossy) / len(lossy)
-            self.replica.progress.warn(rounding_warning(moved))
 
     async def _send(self, name: str, answer: bytes | str, plan: Message) -> None:
         if self.masking is not None:
@@ -202,29 +182,26 @@ class Answers:
 
     def _masked(self, masking: "Masking", name: str, answer: bytes | str, plan: Message) -> bytes | str:
         """What is sent in place of an answer, whatever that is; or that there are no keys for it."""
-        update = None if isinstance(answer, str) else answer
+        update, state = None if isinstance(answer, str) else answer, self.replica.hosted.worker.state
         try:
-            return masking.update(self.replica.hosted.worker.state, plan, self.replica.numbers[name], update)
+            return masking.update(state, plan, self.replica.numbers[name], update)
         except MessageError as error:
             self.replica.progress.warn(f"{name} sends nothing: {error}")
             return WITHHELD
-
-    # -- questions -----------------------------------------------------------------------------------------------
 
     async def try_question(self) -> bool:
         """Report on the weights, if they are those that are asked about; whether anything was done."""
         if self._question is None:
             return False
-        asked, number = self._question, self._question.round
-        if number < self.replica.at:
-            self._question = None
-            return True
-        if number > self.replica.at or not self._ready:
+        asked = self._question
+        if asked.round > self.replica.at or (asked.round == self.replica.at and not self._ready):
             return False
         self._question = None
+        if asked.round < self.replica.at:
+            return True
         self._look_at_weights()
         if self._report is None:
-            self._report = await self._about(number, asked.digest)
+            self._report = await self._about(asked.round, asked.digest)
         if asked.evaluate in (self.replica.hosted.host, True) and self._report["metrics"] is None:
             await self._evaluate(self._report)
         await self.introduction.say(Report, **self._report)
@@ -240,12 +217,10 @@ class Answers:
         return {"round": number, "digest": digest, "spent": done, "ratio": ratio, "metrics": None}
 
     async def _evaluate(self, report: dict[str, Any]) -> None:
-        start = time.perf_counter()
-        hosted = self.replica.hosted
-        hosted.worker.space.model.eval()
-        found = await self.replica.thread.do(hosted.evaluate, hosted.worker.space.model)
-        by_client = found.get("by_client")
-        metrics = {name: value for name, value in found.items() if name != "by_client"}
-        report.update(metrics=metrics, by_client=by_client, seconds=time.perf_counter() - start)
+        start, model = time.perf_counter(), self.replica.hosted.worker.space.model
+        model.eval()
+        found = await self.replica.thread.do(self.replica.hosted.evaluate, model)
         self.evaluations.append({"round": report["round"], **found})
+        metrics = {name: value for name, value in found.items() if name != "by_client"}
+        report.update(metrics=metrics, by_client=found.get("by_client"), seconds=time.perf_counter() - start)
         self.replica.progress.round(RoundLine(report["round"], metrics=metrics))

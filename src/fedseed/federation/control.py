@@ -38,9 +38,6 @@ LINE_FIELDS = frozenset((*FIELDS, "epsilon", "evaluated", "metrics", "privacy", 
 M = TypeVar("M", bound="Control")
 
 
-# -- what fields hold ---------------------------------------------------------------------------------------------
-
-
 def _client(name: str) -> str:
     if not name.isprintable():
         raise ValueError("no name of a client")
@@ -87,9 +84,6 @@ Metrics = Annotated[dict[Annotated[str, AfterValidator(_metric)], float], Field(
 Figures = Annotated[Metrics, AfterValidator(_figures)]
 Ratio = Annotated[float, AfterValidator(_ratio)]
 Spent = Annotated[Cost, AfterValidator(_plausible), PlainSerializer(Cost.to_json)]
-
-
-# -- messages -----------------------------------------------------------------------------------------------------
 
 
 class Control(BaseModel):
@@ -226,9 +220,6 @@ class Status(Said):
     round: int | None = None
 
 
-# -- reading ------------------------------------------------------------------------------------------------------
-
-
 def read(kind: type[M], data: bytes) -> M:
     """A message as it came.
 
@@ -242,9 +233,6 @@ def read(kind: type[M], data: bytes) -> M:
         return kind.model_validate_json(data)
     except ValidationError as error:
         raise MessageError(first_problem(error)) from None
-
-
-# -- over a whole run ---------------------------------------------------------------------------------------------
 
 
 class Phases:

@@ -1,7 +1,6 @@
 """The coordinator: picks clients, plans, checks and combines answers. It holds no model and imports no torch."""
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,18 +21,8 @@ from fedseed.privacy import misfit, protection_of
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
 
-MOST_REJECTED = 1000  # messages that are remembered
 SIZES = "bounds.sizes"  # of the last steps, in what is kept besides the steps
 OUTCOME = "aggregation.outcome."  # the last one, part by part, where the rule remembers it
-
-
-@dataclass
-class RejectedMessage:
-    """A message that was not accepted."""
-
-    round: int
-    client: int
-    reason: str
 
 
 @dataclass
@@ -92,7 +81,6 @@ class Coordinator:
         self.state = method.start(layout, seed)
         self.steps = 0  # that were made, counted here: what privacy they have spent hangs on nothing else
         self._turns = np.zeros(len(self.examples), dtype=np.int64)  # of each client in them, where that is counted
-        self.rejected: deque[RejectedMessage] = deque(maxlen=MOST_REJECTED)
         self.untaken: str | None = None  # why the last round's step was not taken
         self.bounds = bounds or Bounds()
         self._steps = LastSteps(self.bounds)
@@ -129,8 +117,6 @@ class Coordinator:
             return sorted(i for i in list(order)[: self.per_round] if alive is None or i in alive)
         return sorted([i for i in order if alive is None or i in alive][: self.per_round])
 
-    # -- privacy ---------------------------------------------------------------------------------------------------
-
     @property
     def by_turns(self) -> bool:
         """Whether privacy is accounted for by each client's turns."""
@@ -164,8 +150,6 @@ class Coordinator:
         self.steps += 1
         if self.by_turns:
             self._add_turns(self._turns, self.steps)
-
-    # -- a round ---------------------------------------------------------------------------------------------------
 
     @property
     def private(self) -> bool:
@@ -211,7 +195,7 @@ class Coordinator:
         return {message: list(current.clients) for message in found}
 
     def receive(self, data: bytes, sender: int) -> None:
-        """Take a client's update; a refused one is counted and changes nothing.
+        """Take a client's update; a refused one changes nothing.
 
         Args:
             data: the message.
@@ -221,24 +205,20 @@ class Coordinator:
             MessageError: refused; the text says why.
         """
         current = self._current()
-        try:
-            message = Message.decode(data).expect(MessageKind.UPDATE, self.method.code, current.number)
-            if message.client != sender:
-                raise MessageError(f"client {sender} sent an update in the name of client {message.client}")
-            if message.attempt != current.attempt:
-                raise MessageError(f"attempt {current.attempt} is open, this answers attempt {message.attempt}")
-            if not current.has(sender):
-                raise MessageError(f"client {sender} takes no part in round {current.number}")
-            if sender in current.updates:
-                raise MessageError(f"client {sender} has answered round {current.number} already")
-            if current.outliers is not None:
-                raise MessageError(f"round {current.number} is being closed")
-            update, size = self._read(current, message.payload)
-            current.received[sender] = self._content(update, message.payload)
-            current.updates[sender], current.sizes[sender] = update, size
-        except MessageError as error:
-            self.rejected.append(RejectedMessage(current.number, sender, str(error)))
-            raise
+        message = Message.decode(data).expect(MessageKind.UPDATE, self.method.code, current.number)
+        if message.client != sender:
+            raise MessageError(f"client {sender} sent an update in the name of client {message.client}")
+        if message.attempt != current.attempt:
+            raise MessageError(f"attempt {current.attempt} is open, this answers attempt {message.attempt}")
+        if not current.has(sender):
+            raise MessageError(f"client {sender} takes no part in round {current.number}")
+        if sender in current.updates:
+            raise MessageError(f"client {sender} has answered round {current.number} already")
+        if current.outliers is not None:
+            raise MessageError(f"round {current.number} is being closed")
+        update, size = self._read(current, message.payload)
+        current.received[sender] = self._content(update, message.payload)
+        current.updates[sender], current.sizes[sender] = update, size
 
     def _read(self, current: Round, data: bytes) -> tuple[Any, float]:
         """An update and its size. Raises MessageError."""
@@ -257,9 +237,8 @@ class Coordinator:
             current.said = dict(zip(clients, claims(*self._said(current, clients)), strict=True))
             bounded = self.protection is not None and self.protection.bounds  # by itself: none decides of another's
             current.outliers = {} if bounded else self.bounds.outliers(current.sizes, current.said)
-            for client, reason in current.outliers.items():
+            for client in current.outliers:
                 del current.updates[client], current.received[client], current.sizes[client]
-                self.rejected.append(RejectedMessage(current.number, client, reason))
         return current.outliers
 
     def close(self) -> bytes:
@@ -352,8 +331,6 @@ class Coordinator:
             self._count()
         return contents
 
-    # -- what travels ----------------------------------------------------------------------------------------------
-
     @property
     def planned(self) -> Content:
         """What a plan of the open round holds."""
@@ -371,8 +348,6 @@ class Coordinator:
 
     def _content(self, payload: Payload, data: bytes) -> Content:
         return payload.content(self.state.layout.size, data)
-
-    # -- what a step does not carry --------------------------------------------------------------------------------
 
     @property
     def weights(self) -> bytes | None:

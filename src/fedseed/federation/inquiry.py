@@ -45,8 +45,6 @@ class Inquiry:
         self.late = Late[str](session)  # hosts that have let the others wait
         self._took: dict[str, float] = {}  # seconds from the question to each host's last evaluation
 
-    # -- what comes in -----------------------------------------------------------------------------------------------
-
     def take(self, name: str, what: str, data: bytes) -> None:
         """A sign of life, maybe with a report. Raises MessageError if it is not valid."""
         host = self.roster.hosts.get(name)
@@ -86,8 +84,6 @@ class Inquiry:
             for needed in self.session.settings.measures:
                 if needed not in report.metrics:
                     raise MessageError(f"an evaluation without {needed}")
-
-    # -- asking ------------------------------------------------------------------------------------------------------
 
     async def ask(self, line: RoundLine, evaluate: bool, digest: bool = True) -> str | None:
         """Ask all who are there about the weights after a round, and add to its line of metrics what they say.

@@ -44,14 +44,7 @@ class Introduction:
 
     def begin(self) -> None:
         """Begin to say hello."""
-
-        async def keep_beating() -> None:
-            while True:
-                await asyncio.sleep(self._beat_seconds)
-                with suppress(NetworkError):
-                    await self.say(Beat)
-
-        self._tasks = [asyncio.create_task(self._keep_hello()), asyncio.create_task(keep_beating())]
+        self._tasks = [asyncio.create_task(work) for work in (self._keep_hello(), self._keep_beating())]
 
     async def stop(self) -> None:
         """Say nothing any more."""
@@ -91,6 +84,12 @@ class Introduction:
         while await self._hello() and self._call.is_set():
             self._call.clear()
 
+    async def _keep_beating(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat_seconds)
+            with suppress(NetworkError):
+                await self.say(Beat)
+
     async def _keep_hello(self) -> None:
         told = False
         try:
@@ -117,14 +116,11 @@ class Introduction:
             attach = Attach(client=name, host=hosted.host, examples=0 if private else len(items))
             await self.end.send(name, "attach", attach.encode())
         about: dict[str, Any] = {
-            "host": hosted.host,
-            "header": base64.b64encode(hosted.start).decode(),
+            "host": hosted.host, "header": base64.b64encode(hosted.start).decode(),
             "names": list(hosted.items if hosted.party else hosted.names),
             **({"names_matter": False} if hosted.party else {}),
-            "at": self.replica.at,
-            "time": time.time(),
-            "bucket": self._wants_blobs,
-        }
+            "at": self.replica.at, "time": time.time(), "bucket": self._wants_blobs,
+        }  # fmt: skip
         if self.replica.replaces:
             if self._begins is None and not self.replica.at:  # those before the first step
                 self._begins = await self.replica.thread.do(hosted.worker.space.digest)
@@ -145,26 +141,28 @@ class Introduction:
         host = self.replica.hosted.host
         if answer.refused is not None:
             raise FedseedError(f"the coordinator refuses {host}: {answer.refused}")
+        progress, run = self.replica.progress, self.replica.run
         if answer.skew is not None:
-            self.replica.progress.warn(
-                f"this machine's clock is {abs(answer.skew):.0f} s {'ahead of' if answer.skew > 0 else 'behind'} "
-                "the coordinator's: nothing here depends on it, but certificates do"
+            ahead = "ahead of" if answer.skew > 0 else "behind"
+            progress.warn(
+                f"this machine's clock is {abs(answer.skew):.0f} s {ahead} the coordinator's: nothing here depends on "
+                "it, but certificates do"
             )
         self._has_blobs = self._wants_blobs
         self._beat_seconds = answer.beat
-        text = f"welcome to run {self.replica.run}: {answer.clients} clients"
+        text = f"welcome to run {run}: {answer.clients} clients"
         if answer.waits is not None:
-            text = f"the coordinator of run {self.replica.run} waits for clients: {answer.waits[:500]}"
+            text = f"the coordinator of run {run} waits for clients: {answer.waits[:500]}"
         if text != self._told:  # once each time it changes
             self._told = text
-            self.replica.progress.note(text)
+            progress.note(text)
         if answer.bring == "weights":
             self._bring_weights = True
             self._call.set()
         incarnation = answer.epoch
         if incarnation and incarnation != self.incarnation:
             if self.incarnation and self.replica.at:
-                self.replica.progress.warn("the run has been put on the server again: begun from the base")
+                progress.warn("the run has been put on the server again: begun from the base")
             self.incarnation = incarnation
             await self.replica.begin(incarnation)
         elif not incarnation:

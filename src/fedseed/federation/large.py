@@ -1,13 +1,52 @@
 """Messages that are too large for one piece: they travel as blobs, and a reference goes in their place."""
 
 import asyncio
+import re
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from fedseed.errors import MessageError
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.protocol import STORED, Stored
+from fedseed.federation.protocol import SILENT, read_silent
 from fedseed.transport.base import End
+
+STORED = b"FO"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A reference to a message that is a blob.
+
+    Args:
+        name: the blob's name.
+        size: bytes of the message.
+        frame: the message's frame, so that what it is about is known before it is fetched.
+    """
+
+    name: str
+    size: int
+    frame: bytes
+
+    def encode(self) -> bytes:
+        """Returns the bytes that stand in the message's place."""
+        return STORED + struct.pack("<Q", self.size) + self.frame + self.name.encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Stored":
+        """Returns the reference that some bytes hold; the inverse of `encode`.
+
+        Raises:
+            MessageError: the bytes are not valid.
+        """
+        start = len(STORED) + 8
+        name = data[start + FRAME_BYTES :]
+        if not _NAME.fullmatch(name.decode("ascii", errors="replace")):
+            raise MessageError("a reference to an object without a valid name")
+        (size,) = struct.unpack_from("<Q", data, len(STORED))
+        return cls(name.decode("ascii"), size, bytes(data[start : start + FRAME_BYTES]))
 
 
 def is_stored(carried: bytes) -> bool:
@@ -52,19 +91,16 @@ async def fetch(end: End, carried: bytes, owner: str | None, most: int | None = 
     return message
 
 
-def frame_of(carried: bytes) -> bytes:
-    """The message's frame, wherever the message is. Raises MessageError."""
-    return Stored.decode(carried).frame if is_stored(carried) else carried
+def about_of(carried: bytes) -> tuple[int, int]:
+    """The round and the attempt that a plan or an answer is about, wherever it is; they are not checked.
 
-
-def round_of(frame: bytes) -> int:
-    """The round that a frame is about; it has not been checked."""
-    return int.from_bytes(frame[8:12], "little")
-
-
-def attempt_of(frame: bytes) -> int:
-    """The attempt that a frame is about; it has not been checked."""
-    return int.from_bytes(frame[6:8], "little")
+    Raises:
+        MessageError: it can't be read.
+    """
+    if carried[: len(SILENT)] == SILENT:
+        return read_silent(carried)[:2]
+    frame = Stored.decode(carried).frame if is_stored(carried) else carried
+    return int.from_bytes(frame[8:12], "little"), int.from_bytes(frame[6:8], "little")
 
 
 class Room:

@@ -53,8 +53,6 @@ class Roster:
         self.name(names)
         self.open = enrols
 
-    # -- processes -----------------------------------------------------------------------------------------------------
-
     def hello(self, name: str, at: int) -> None:
         """A host that fits is there."""
         host = self.hosts.setdefault(name, Host(0.0))
@@ -80,8 +78,6 @@ class Roster:
         """The clients that can be reached."""
         alive = self.alive()
         return [client for client, host in self._host_of.items() if host in alive]
-
-    # -- clients -------------------------------------------------------------------------------------------------------
 
     def name(self, names: Iterable[str]) -> None:
         """It is known from now on who the clients are."""

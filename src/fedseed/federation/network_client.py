@@ -80,27 +80,27 @@ class NetworkClient:
 
     async def _run(self) -> str:
         host = self.hosted.host
-        introductions: list[Introduction] = []
 
         def refused(text: str) -> None:
             self._fail(NetworkError(f"the server refuses {host}: {text}: its key is not allowed to"))
 
-        def again() -> None:
-            for one in introductions:
-                one.again()
-
-        end = await self.transport.client(host, Events(refused, again, self.progress.warn, self._fail))
+        events = Events(refused, lambda: introduction.again(), self.progress.warn, self._fail)
+        end = await self.transport.client(host, events)
         if end.unproven is not None:
             self.progress.note(end.unproven)
         replica = self.replica = Replica(
             end, self.run_name, self._load, self.hosted, self._thread, self.progress, self._wake.set
         )
         introduction = Introduction(replica, self._fail)
-        introductions.append(introduction)
         answers = Answers(replica, introduction)
         self.evaluations = answers.evaluations
+
+        def take(data: bytes) -> None:
+            hear(data, introduction, answers)
+            self._wake.set()
+
         try:
-            await end.listen(lambda data: self._take(data, introduction, answers))
+            await end.listen(take)
             introduction.begin()
             with self.progress.running(self.hosted.worker.method.name, self.rounds):
                 await self._work(replica, answers)
@@ -115,10 +115,6 @@ class NetworkClient:
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
-        self._wake.set()
-
-    def _take(self, data: bytes, introduction: Introduction, answers: Answers) -> None:
-        hear(data, introduction, answers)
         self._wake.set()
 
     async def _work(self, replica: Replica, answers: Answers) -> None:

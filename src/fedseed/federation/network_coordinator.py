@@ -85,8 +85,6 @@ class NetworkCoordinator:
         self.began = time.time()
         self._guard: asyncio.Task[None] | None = None
 
-    # -- starting -----------------------------------------------------------------------------------------------
-
     async def start(self, fresh: bool, known: bool) -> Header:
         """Takes up the run, or waits for clients and begins it; returns the header. `open` comes next.
 
@@ -214,8 +212,6 @@ class NetworkCoordinator:
             f"{about.round}): this one stops"
         )
 
-    # -- what clients say ------------------------------------------------------------------------------------------
-
     async def receive(self, sender: str, what: str, data: bytes) -> bytes | None:
         """Takes a client's message; returns the answer to a hello."""
         try:
@@ -250,8 +246,6 @@ class NetworkCoordinator:
         """Takes a new line of metrics, or more of a known one, for the status."""
         told = line.to_json()
         self.line.update({key: told[key] for key in (*SHOWN, *shown_metrics(line.metrics)[:MOST_SHOWN]) if key in told})
-
-    # -- how it is going -------------------------------------------------------------------------------------------
 
     def _answer(self) -> bytes:
         return status_answer(self.status(), self.session.end.largest)

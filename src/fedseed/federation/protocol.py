@@ -13,7 +13,6 @@ The chain begins with the orbit header's link. A message too large for one piece
 its place. Nothing here imports torch or knows what carries the bytes.
 """
 
-import re
 import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from typing import NamedTuple
 
 from fedseed.errors import MessageError
 from fedseed.federation.control import Beginning, read
-from fedseed.federation.messages import FRAME_BYTES
 from fedseed.orbit import Header
 from fedseed.orbit.file import scan
 from fedseed.orbit.record import DIGEST_BYTES, LINK_BYTES, link
@@ -32,14 +30,9 @@ _SILENT = struct.Struct("<2sIH")
 _MARK = struct.Struct("<I")
 ALL = 0xFFFFFFFF
 SILENT = b"FN"
-STORED = b"FO"
 SAID = b"FK"  # what a client says for a secure sum (`fedseed.federation.secure_talk`)
 _REASON_BYTES = 200
 _NAME_CHARACTERS = 100  # of each name that is listed
-_TOKEN = re.compile(r"[A-Za-z0-9_-]+")
-
-
-# -- the log ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -138,9 +131,6 @@ def read_mark(entry: Entry) -> tuple[int, str]:
     return int(number), entry.body[_MARK.size : _MARK.size + DIGEST_BYTES].hex()
 
 
-# -- to everybody ----------------------------------------------------------------------------------
-
-
 def call_message(incarnation: str) -> bytes:
     """Returns the message of a coordinator that has started, or misses somebody: it asks all to say hello again."""
     return b"C" + incarnation.encode()
@@ -172,9 +162,6 @@ def read_plan(body: bytes) -> tuple[frozenset[int] | None, bytes]:
     return frozenset(numbers), body[stop:]
 
 
-# -- from clients ----------------------------------------------------------------------------------
-
-
 def silent_message(number: int, attempt: int, reason: str) -> bytes:
     """Returns the message that a client has nothing to send in this round, and why."""
     return _SILENT.pack(SILENT, number, attempt) + reason.encode()[:_REASON_BYTES]
@@ -191,39 +178,6 @@ def read_silent(data: bytes) -> tuple[int, int, str]:
     _, number, attempt = _SILENT.unpack_from(data)
     reason = data[_SILENT.size :].decode(errors="replace")
     return number, attempt, shown(reason)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A reference to a message that is a blob.
-
-    Args:
-        name: the blob's name.
-        size: bytes of the message.
-        frame: the message's frame, so that what it is about is known before it is fetched.
-    """
-
-    name: str
-    size: int
-    frame: bytes
-
-    def encode(self) -> bytes:
-        """Returns the bytes that stand in the message's place."""
-        return STORED + struct.pack("<Q", self.size) + self.frame + self.name.encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> "Stored":
-        """Returns the reference that some bytes hold; the inverse of `encode`.
-
-        Raises:
-            MessageError: the bytes are not valid.
-        """
-        start = len(STORED) + 8
-        name = data[start + FRAME_BYTES :]
-        if len(name) > 100 or not _TOKEN.fullmatch(name.decode("ascii", errors="replace")):
-            raise MessageError("a reference to an object without a valid name")
-        (size,) = struct.unpack_from("<Q", data, len(STORED))
-        return cls(name.decode("ascii"), size, bytes(data[start : start + FRAME_BYTES]))
 
 
 def listed(names: Collection[str], most: int = 8) -> str:

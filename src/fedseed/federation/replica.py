@@ -71,8 +71,6 @@ class Replica:
         self._repairs = 0
         self._digest: tuple[int, str] | None = None
 
-    # -- following -----------------------------------------------------------------------------------------------
-
     @property
     def waits(self) -> bool:
         """Whether entries have come that are to be applied."""
@@ -149,8 +147,6 @@ class Replica:
     async def _begin_again(self, why: str) -> None:
         self.progress.warn(f"{why}: replaying from the base")
         await self._begin()
-
-    # -- applying -----------------------------------------------------------------------------------------------
 
     async def advance(self) -> None:
         """Take everything that has come from the log: steps that follow each other are applied together.
@@ -261,8 +257,6 @@ class Replica:
         self.norm = await self.thread.do(self.hosted.worker.apply, message)
         self._awaited = None
         self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
-
-    # -- comparing -----------------------------------------------------------------------------------------------
 
     async def digest(self) -> str:
         """The weights' digest."""

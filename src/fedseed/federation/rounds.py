@@ -3,17 +3,17 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import Cost
-from fedseed.federation.large import Room, attempt_of, carry, fetch, is_stored, round_of
+from fedseed.federation.large import Room, Stored, about_of, carry, fetch, is_stored
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
-from fedseed.federation.protocol import SAID, SILENT, Stored, plan_message, read_silent
+from fedseed.federation.protocol import SAID, SILENT, plan_message, read_silent
 from fedseed.federation.session import RESEND_SECONDS, Late, Session, Wait
 from fedseed.privacy.secure.errors import LostError, TooFewError
 from fedseed.privacy.settings import WITHHELD
@@ -76,17 +76,6 @@ class OpenRound:
     again: Counter[int] = field(default_factory=Counter)
 
 
-def _secure_talk(session: Session, roster: Roster, coordinator: Coordinator, late: Late[int]) -> "SecureTalk | None":
-    """What holds the conversations of secure sums, if the run has any; only then its libraries are loaded."""
-    if not coordinator.sums:
-        return None
-    from fedseed.federation.secure import SecureCoordinator
-    from fedseed.federation.secure_talk import SecureTalk
-
-    assert isinstance(coordinator, SecureCoordinator)
-    return SecureTalk(session, roster, coordinator, late)
-
-
 class Rounds:
     """Opens rounds and takes what clients answer.
 
@@ -111,9 +100,12 @@ class Rounds:
         self._fetching: set[asyncio.Task[None]] = set()
         self._before: OpenRound | None = None  # the one before the open one
         self._room = Room(largest)
-        self.secure = _secure_talk(session, roster, coordinator, self.late)
+        self.secure: SecureTalk | None = None
+        if coordinator.sums:  # only then its libraries are loaded
+            from fedseed.federation import secure, secure_talk
 
-    # -- what comes in -----------------------------------------------------------------------------------------------
+            assert isinstance(coordinator, secure.SecureCoordinator)
+            self.secure = secure_talk.SecureTalk(session, roster, coordinator, self.late)
 
     def take(self, name: str, data: bytes) -> None:
         """A client's answer. Raises MessageError."""
@@ -146,22 +138,16 @@ class Rounds:
     def _repeated(self, name: str, client: int, data: bytes) -> OpenRound | None:
         """The round that an answer is about, if it has come before, and again because its plan went out again."""
         for past in (self.open, self._before):
-            if past is None or past.again[client] <= 0:
-                continue
-            if data[:2] == SILENT:
-                about = read_silent(data)[:2]
-            else:
-                frame = Stored.decode(data).frame if is_stored(data) else data
-                about = round_of(frame), attempt_of(frame)
-            answered = client in (past.silent if data[:2] == SILENT else past.bytes_up)
-            answered |= past is self.open and self._fetches(name)
-            if answered and about == (past.number, past.attempt):
-                return past
+            if past is not None and past.again[client] > 0:
+                answered = client in (past.silent if data[:2] == SILENT else past.bytes_up)
+                answered |= past is self.open and self._fetches(name) > 0
+                if about_of(data) == (past.number, past.attempt) and answered:
+                    return past
         return None
 
-    def _fetches(self, name: str) -> bool:
-        """Whether a client's answer is being fetched."""
-        return any(task.get_name() == name for task in self._fetching)
+    def _fetches(self, name: str) -> int:
+        """How many of a client's answers are being fetched."""
+        return sum(task.get_name() == name for task in self._fetching)
 
     def _refuse(self, name: str, number: int, reason: str) -> None:
         self.session.rejected.add(name, reason)
@@ -180,13 +166,16 @@ class Rounds:
         if current.missing == 0:
             self.session.stir()
 
+    def _check_wanted(self, current: OpenRound, client: int, silent: Collection[int] = ()) -> None:
+        if client not in current.clients or client in self.coordinator.answered or client in silent:
+            raise MessageError(f"client {client} has answered round {current.number} already, or takes no part in it")
+
     def _take_silent(self, client: int, data: bytes) -> None:
         number, attempt, reason = read_silent(data)
         current = self.open
         if current is None or (number, attempt) != (current.number, current.attempt):
             raise MessageError(f"round {number} attempt {attempt} is not open")
-        if client not in current.clients or client in self.coordinator.answered or client in current.silent:
-            raise MessageError(f"client {client} has answered round {number} already, or takes no part in it")
+        self._check_wanted(current, client, current.silent)
         if self.secure is None:
             self.late.back(client)
         current.silent[client] = reason
@@ -194,15 +183,13 @@ class Rounds:
 
     def _begin_fetch(self, current: OpenRound, name: str, number: int, data: bytes) -> None:
         """Get a large update, if what its frame says can count."""
-        reference = Stored.decode(data)
-        about = (round_of(reference.frame), attempt_of(reference.frame))
+        about, reference = about_of(data), Stored.decode(data)
         if about != (current.number, current.attempt):
             raise MessageError(f"round {current.number} was expected, round {about[0]} came")
-        if number not in current.clients or number in self.coordinator.answered:
-            raise MessageError(f"client {number} has answered round {current.number} already, or takes no part in it")
+        self._check_wanted(current, number)
         if reference.size > self._largest:
             raise MessageError(f"a message of {reference.size:,} bytes: at most {self._largest:,} are accepted")
-        if sum(1 for task in self._fetching if task.get_name() == name) >= 2:
+        if self._fetches(name) >= 2:
             raise MessageError("too many large messages at once")
         task = asyncio.create_task(self._fetch(name, number, data, reference), name=name)
         self._fetching.add(task)
@@ -218,9 +205,7 @@ class Rounds:
                 self.coordinator.receive(message, number)
                 self._count(current, number, len(message))
         except MessageError as error:
-            if (
-                self.open is not None and self.open.again[number] > 0
-            ):  # it was put there anew meanwhile, and comes again
+            if self.open is not None and self.open.again[number] > 0:  # it was put there anew, and comes again
                 self.open.again[number] -= 1
             else:
                 self._refuse(name, number, str(error))
@@ -240,19 +225,21 @@ class Rounds:
         self.open.joined.add(client)
         self._count(self.open, client, FRAME_BYTES + size)
 
-    # -- a round -----------------------------------------------------------------------------------------------
-
     async def gather(self, number: int) -> Gathered:
         """Open a round, as often as it takes, and gather what counts."""
         try:
-            return await self._gather(number)
+            gathered = await self._gather(number)
         except LostError as error:
-            talk = self.secure
-            assert talk is not None
-            clients, self.open = self.coordinator.taking_part, None
-            talk.coordinator.lose(str(error))
-            skipped, refused = [(client, str(error)) for client in clients], self.session.rejected.since()
-            return Gathered(clients, 0, [], skipped, refused, secure_up=talk.up, secure_down=talk.down)
+            assert self.secure is not None
+            clients = self.coordinator.taking_part
+            self.secure.coordinator.lose(str(error))
+            gathered = Gathered(clients, 0, skipped=[(client, str(error)) for client in clients])
+        else:
+            self._before = self.open
+        self.open, gathered.refused = None, self.session.rejected.since()
+        if self.secure is not None:
+            gathered.secure_up, gathered.secure_down = self.secure.up, self.secure.down
+        return gathered
 
     async def _gather(self, number: int) -> Gathered:
         minimum, attempt = self.session.settings.minimum, 0
@@ -286,15 +273,11 @@ class Rounds:
             if answered < minimum:
                 why = f"{answered} answers, {minimum} are needed"
                 self.session.progress.warn(f"round {number}: {why}: it is begun again")
-        gathered = Gathered(clients, len(next(iter(plans))) - FRAME_BYTES)
-        gathered.skipped = [(client, self._why(current, client, reason)) for client in self._without(current)]
-        gathered.update_bytes = [current.bytes_up[client] for client in sorted(current.bytes_up)]
-        gathered.skipped += [(c, "it has sent no keys") for c in clients if c not in current.clients]
-        gathered.refused = self.session.rejected.since()
-        if self.secure is not None:
-            gathered.secure_up, gathered.secure_down = self.secure.up, self.secure.down
-        self._before, self.open = self.open, None
-        return gathered
+        without = sorted(current.clients - set(self.coordinator.answered) - current.joined)
+        skipped = [(client, self._why(current, client, reason)) for client in without]
+        skipped += [(client, "it has sent no keys") for client in clients if client not in current.clients]
+        sizes = [current.bytes_up[client] for client in sorted(current.bytes_up)]
+        return Gathered(clients, len(next(iter(plans))) - FRAME_BYTES, sizes, skipped)
 
     async def _agreed(self, number: int) -> bool:
         """Agree on keys with the open round's clients; False: too few have. Raises LostError."""
@@ -333,10 +316,6 @@ class Rounds:
         """The clients that the open round waits for."""
         return current.clients - set(self.coordinator.answered) - current.silent.keys()
 
-    def _without(self, current: OpenRound) -> list[int]:
-        """The clients whose updates do not count."""
-        return sorted(current.clients - set(self.coordinator.answered) - current.joined)
-
     def _why(self, current: OpenRound, client: int, reason: str) -> str:
         """Why a client's update does not count; it is said aloud, too."""
         name, number = self.roster.names[client], current.number
@@ -353,23 +332,24 @@ class Rounds:
 
     async def _ask(self, current: OpenRound, plans: dict[bytes, list[int]]) -> str:
         """Send the plans and wait for answers; why some are missing."""
-        end, blobs = self.session.end, []
-        asked: list[tuple[bytes, list[int]]] = []
-        for plan, clients in plans.items():
-            name = f"plan-{current.number}-{current.attempt}-{clients[0]}"
-            carried = await carry(end, plan, name)
-            asked.append((carried, clients))
-            if is_stored(carried):
-                blobs.append(name)
-        for carried, clients in asked:
-            everybody = len(clients) == len(self.roster.names)
-            await end.broadcast(plan_message(clients, everybody, carried), self._names(clients))
+        names = [f"plan-{current.number}-{current.attempt}-{clients[0]}" for clients in plans.values()]
+        asked = {
+            await carry(self.session.end, plan, name): clients
+            for (plan, clients), name in zip(plans.items(), names, strict=True)
+        }
+        for carried, clients in asked.items():
+            await self._send(carried, clients, len(clients) == len(self.roster.names))
         reason = await self._answers(current, asked)
-        for name in blobs:
-            await end.drop(None, name)
+        for name, carried in zip(names, asked, strict=True):
+            if is_stored(carried):
+                await self.session.end.drop(None, name)
         return reason
 
-    async def _answers(self, current: OpenRound, asked: list[tuple[bytes, list[int]]]) -> str:
+    async def _send(self, carried: bytes, clients: Sequence[int], everybody: bool = False) -> None:
+        message = plan_message(clients, everybody, carried)
+        await self.session.end.broadcast(message, [self.roster.names[client] for client in clients])
+
+    async def _answers(self, current: OpenRound, asked: dict[bytes, list[int]]) -> str:
         """Wait for answers: all of them, or the deadline, or until nobody is left to wait for."""
         clock = self.session.clock
         deadline = clock() + self.session.settings.deadline
@@ -390,15 +370,12 @@ class Rounds:
                 return "it has gone"
             if now >= resend:
                 fetched = {client for client in missing if self._fetches(self.roster.names[client])}
-                for carried, clients in asked:
+                for carried, clients in asked.items():
                     if again := [client for client in clients if client in missing - fetched]:
                         current.again.update(again)
-                        await self.session.end.broadcast(plan_message(again, False, carried), self._names(again))
+                        await self._send(carried, again)
                 resend = now + between
         return ""
-
-    def _names(self, clients: Sequence[int]) -> list[str]:
-        return [self.roster.names[client] for client in clients]
 
     def _leave_out(self, current: OpenRound, wait: Wait[int]) -> None:
         """The deadline, or the patience, is over: whoever is there and has sent nothing that counts would go on so.

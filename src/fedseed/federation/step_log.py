@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from fedseed.errors import NetworkError
 from fedseed.federation.control import Beginning
-from fedseed.federation.large import carry, fetch, is_stored
+from fedseed.federation.large import Stored, carry, fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.protocol import Entry, LogContents, Stored, header_entry, mark_entry, step_entry
+from fedseed.federation.protocol import Entry, LogContents, header_entry, mark_entry, step_entry
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
 from fedseed.orbit.record import LINK_BYTES
@@ -53,8 +53,6 @@ class StepLog:
         self._looked = 0  # up to which entry `is_taken_over` has looked
         self._link = b""
         self._blobs: list[str] = []  # of the newest steps, where they replace each other
-
-    # -- beginning -----------------------------------------------------------------------------------------------
 
     async def create(self, header: Header, names: Sequence[str], rounds: int, copies: int) -> str:
         """Make the log; returns its incarnation."""
@@ -101,8 +99,6 @@ class StepLog:
         assert self._writer is not None
         await self._writer.append(entry.encode())
 
-    # -- taking up what is there ----------------------------------------------------------------------------------
-
     async def take_up(self, run: str, waits: bool) -> Logged:
         """Returns what earlier sessions have logged; new steps follow these.
 
@@ -126,8 +122,6 @@ class StepLog:
 
     async def _payload(self, carried: bytes) -> bytes:
         return (await fetch(self.end, carried, None))[FRAME_BYTES:]
-
-    # -- writing -----------------------------------------------------------------------------------------------
 
     async def publish(self, number: int, step: bytes) -> None:
         """Append a step: from here on it counts."""

@@ -154,8 +154,6 @@ class _Nodes:
         for rejected in self._listeners.values():
             rejected(who, why)
 
-    # -- going round -------------------------------------------------------------------------------------------------
-
     async def _keep_going(self) -> None:
         pause = SHORTEST_PAUSE
         while True:
@@ -197,8 +195,6 @@ class _Nodes:
             await node.proxy.close()
             node.proxy = None
 
-    # -- what goes to a node -------------------------------------------------------------------------------------------
-
     async def _send(self, node: _Node) -> None:
         from flwr.app import Message
 
@@ -229,8 +225,6 @@ class _Nodes:
             node.blobs = {key: len(blob) for key, blob in blobs.items()}
         else:
             self._fail(node, "it can't be reached", told)
-
-    # -- what comes from nodes -----------------------------------------------------------------------------------------
 
     async def _replies(self) -> list[tuple[_Node, Any]]:
         """Returns replies that have come; None for a node whose time is over."""
@@ -310,8 +304,6 @@ class _Nodes:
         answer = await node.proxy.ask(client, what, data, ANSWER_SECONDS)
         if answer is not None:
             node.answers[question] = answer
-
-    # -- nodes that fail -----------------------------------------------------------------------------------------------
 
     def _tell_again(self, node: _Node, told: Sequence[bytes]) -> None:
         """What a node could make no use of comes before what is new."""

@@ -39,8 +39,6 @@ class NodeEnd(Beside, ClientEnd):
     def _clear(self) -> None:
         self._out: Table = {"said": [], "data": [], "stored": [], "contents": [], "dropped": []}
 
-    # -- exchanges -----------------------------------------------------------------------------------------------------
-
     def take(self, body: Mapping[str, Any]) -> bool:
         """Take what the ServerApp sends; False: the node lacks log entries or blobs that it thinks are here."""
         log, since, mine = self._shared.log or [], int(body["since"]), self._shared.blobs.get(None, {})
@@ -87,8 +85,6 @@ class NodeEnd(Beside, ClientEnd):
             self._shared.log = log
         blobs = zip(state.get("names", []), map(bytes, state.get("blobs", [])), strict=True)
         self._shared.blobs = {None: dict(blobs)}
-
-    # -- ClientEnd -----------------------------------------------------------------------------------------------------
 
     async def status(self, seconds: float) -> bytes | None:
         """Nodes can't ask for it."""

@@ -198,8 +198,6 @@ class MemoryEnd(Beside):
         with shared.lock:
             shared.ends.append(self)
 
-    # -- interruptions -----------------------------------------------------------------------------------------------
-
     @property
     def reached(self) -> bool:
         return not self._cut and not self._closed
@@ -227,8 +225,6 @@ class MemoryEnd(Beside):
         while self._cut and not self._closed:
             await asyncio.sleep(POLL_SECONDS)
         return await super()._reach()
-
-    # -- End -----------------------------------------------------------------------------------------------
 
     async def status(self, seconds: float) -> bytes | None:
         return await self._answer([one.tell_status for one in self._shared.listeners(MemoryCoordinator)], seconds)

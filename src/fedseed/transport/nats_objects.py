@@ -52,8 +52,6 @@ class Objects:
         self._stream = connection.jetstream(timeout=CHUNK_SECONDS)
         self._stored: set[str] = set()  # names of what this process has stored
 
-    # -- storing -----------------------------------------------------------------------------------------------
-
     async def allow(self, owner: str | None, most: int | None) -> None:
         """Make an owner's store, if there is none. Raises nats' errors."""
         bucket = self._subjects.bucket(owner)
@@ -137,8 +135,6 @@ class Objects:
         with suppress(nats.errors.Error, TimeoutError):
             await self._stream.purge_stream(stream, subject=self._subjects.chunks(owner, name))
             await self._stream.purge_stream(stream, subject=self._subjects.object_entry(owner, name))
-
-    # -- fetching ----------------------------------------------------------------------------------------------
 
     async def get(self, owner: str | None, name: str, size: int) -> bytes:
         """Fetch an object; an interruption is waited for.

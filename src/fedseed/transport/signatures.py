@@ -124,8 +124,6 @@ class Signatures:
                     clients[name] = (*clients.get(name, ()), _public(key, f"{path}: line {number}"))
         return cls(own, coordinator, clients or None)
 
-    # -- signing -----------------------------------------------------------------------------------------------
-
     def headers(self, subject: str, data: bytes, after: bytes = b"") -> dict[str, str] | None:
         """The header with a signature of 64 bytes; None: there is no key.
 
@@ -138,8 +136,6 @@ class Signatures:
             return None
         signature = self.own.sign(_digested(subject, data, after)).signature
         return {HEADER: base64.b64encode(signature).decode()}
-
-    # -- checking ----------------------------------------------------------------------------------------------
 
     def of_coordinator(self, subject: str, data: bytes, headers: Headers, after: bytes = b"") -> bool:
         """Whether a message is the coordinator's, as far as that is checked."""
