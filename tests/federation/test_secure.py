@@ -28,7 +28,7 @@ from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryClient
 from support.network import federation_of, in_process, repeats
 from support.problem import Problem
-from support.secure import Liar
+from support.secure import ABSURD, Liar
 from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -363,6 +363,49 @@ SILENT = ("KEYS", "SHARES", "DELIVER", "CONFIRM", "OPEN")
 CASES = [(lie, method) for lie in (*FOUND, *SILENT) for method in METHODS]
 
 
+def in_the_clear(checked, problem, members):
+    """The digest of a run in one process without masks, with these in each round's sum; nobody: its step is empty."""
+    masked = checked.secure_sums.model_copy(update={"masks": False})
+    alone = problem.federation(checked.method, rounds=checked.rounds, seed=checked.seed, joint=False, per_round=5,
+                               secure_sums=masked)  # fmt: skip
+    masking, coordinator = alone.clients.masking, alone.coordinator
+    update, opening = masking.update, coordinator.opening
+
+    def sends(state, plan, client, message):
+        if client not in members.get(plan.round, range(5)):
+            raise MessageError("left out")
+        return update(state, plan, client, message)
+
+    def opens():
+        if coordinator._current().number not in members:
+            raise LostError("its sum could not be")
+        return opening()
+
+    masking.update, coordinator.opening = sends, opens
+    return alone.run().summary["weights_digest"]
+
+
+@pytest.mark.parametrize("method", mark(METHODS, lambda name: name != "feedsign"))
+def test_one_of_five_makes_sums_that_can_not_be(method, problem, network, shared_server):
+    """A step is lost for each client at the most, then it is left out and named; the others' bits stand."""
+    checked = recipe(method, 12, evaluation={"every": 1})
+    net = network(shared_server, checked.model_dump(exclude_none=True))
+    coordinator = net.coordinator()
+    hosts = [net.host(n, **({"lie": ABSURD} if n == 2 else {})) for n in range(5)]
+    coordinator.wait()
+    net.check(problem, coordinator, [host for host in hosts if host is not hosts[2]])
+    lines = net.lines()[1:]
+    lost = {line["round"] for line in lines if line.get("not_taken")}
+    members = {
+        line["round"]: {int(name[-1]) for name in line["clients"]} for line in lines if line["round"] not in lost
+    }
+    assert lost == {1, 2, 3, 12} and all(those == {0, 1, 3, 4} for those in members.values())
+    assert coordinator.digest == in_the_clear(checked, problem, members)
+    ((name, reasons),) = net.summary()["refusals"].items()
+    assert name == "client-2" and "of round 4, without it, can: it is left out until round 11" in json.dumps(reasons)
+    assert net.summary()["repeated_rounds"] == 0
+
+
 @pytest.mark.parametrize("case", mark(CASES, lambda case: case != ("another secret", "zo-fedsgd")), ids=" ".join)
 def test_one_of_five_lies(case, problem, network, shared_server):
     """The run ends with the bits of those who are in its sums, all honest clients are in all, and it says who lies."""
@@ -387,19 +430,7 @@ def test_one_of_five_lies(case, problem, network, shared_server):
     else:
         first, why = FOUND[lie]
         assert why in said and not any(2 in those for number, those in members.items() if number >= first)
-    masked = checked.secure_sums.model_copy(update={"masks": False})
-    alone = problem.federation(checked.method, rounds=12, seed=checked.seed, joint=False, per_round=5,
-                               secure_sums=masked)  # fmt: skip
-    masking = alone.clients.masking
-    update = masking.update
-
-    def sends(state, plan, client, message):
-        if client not in members[plan.round]:
-            raise MessageError("left out")
-        return update(state, plan, client, message)
-
-    masking.update = sends
-    assert coordinator.digest == alone.run().summary["weights_digest"]
+    assert coordinator.digest == in_the_clear(checked, problem, members)
     # What time stands for: no attempt is begun again, and no deadline passes, but for what is said here; and whoever
     # lets one pass is left out for as long at the least, each time for twice as long. So all waiting is less than the
     # rest of the time, and one deadline.

@@ -30,7 +30,7 @@ SUMS = SecureSums(threshold=3, ahead=2)
 
 def ran(method, sums, silent=None, rounds=4, **settings):
     """A run; `silent` is called with (client, phase or "vector", round or None) and says who says nothing."""
-    made = federation(method, rounds=rounds, evaluate_every=rounds, secure_sums=sums, **settings)
+    made = federation(method, secure_sums=sums, **{"rounds": rounds, "evaluate_every": rounds, **settings})
     if silent is not None and (masking := made.clients.masking) is not None:
         answer, update = masking.answer, masking.update
 
@@ -148,6 +148,31 @@ def test_a_sum_that_no_honest_clients_have_is_not_taken(lie, monkeypatch):
     (refused,) = [one for line in found.result.metrics for one in line.get("not_taken") or ()]
     assert refused["round"] == 2 and why in refused["reason"]
     assert any("round 2: the step is not taken" in text and why in text for text in told)
+
+
+@pytest.mark.parametrize("name", ["feedsign", "zo-shared"])
+def test_who_lies_in_every_sum_is_left_out_after_a_lie_for_each_client(name, monkeypatch):
+    """Nobody sees whose vector it was: clients are left out in turn."""
+    words = Masking._words
+
+    def lying(self, state, number, client, update):
+        found = words(self, state, number, client, update)
+        if client == 3:
+            found[-1] = 1000
+        return found
+
+    monkeypatch.setattr(Masking, "_words", lying)
+    found = ran(METHODS[name], SUMS, rounds=40, evaluate_every=1)
+    lines = found.result.metrics[1:]
+    lost = [line["round"] for line in lines if line.get("not_taken")]
+    # 0, 1 and 2 in vain; 3 for 8 rounds, and for 16 and 32 as soon as it lies again
+    assert lost == [1, 2, 3, 4, 13, 30]
+    out = {number: f"client-{n}" for number, n in ((2, 0), (3, 1), (4, 2))}
+    out |= {number: "client-3" for number in range(5, 41) if number not in (13, 30)}
+    for line in lines:
+        left = {f"client-{n}" for n in range(5)} - set(line["clients"])
+        assert left == ({out[line["round"]]} if line["round"] in out else set())
+    assert found.steps == ran(METHODS[name], SUMS.model_copy(update={"masks": False}), rounds=40).steps
 
 
 def test_a_round_whose_shares_are_not_said_is_lost_and_the_run_goes_on():

@@ -104,6 +104,7 @@ LIES = (
     "accuses with another part", "signs rubbish", "another share", "shares of nothing", "nobody's signature",
     "wrong shares, and is silent", "accuses all, and deals wrongly",
 )  # fmt: skip
+ABSURD = "a sum that can't be"  # 1,000 votes, or a weight of 2^40: its other messages are right
 UNPROVEN = {"nobody's signature", "unreadable, and shows nothing"}  # nothing that they have signed shows it
 
 
@@ -114,6 +115,12 @@ class Liar(SecureClient):
         super().__init__(*arguments, **more)
         self.lie = lie
         self.silent = {Phase[name] for name in silent}
+
+    def masked(self, round, attempt, words):
+        if self.lie == ABSURD:
+            words = words.copy()
+            words[-1] = 1000 if len(words) == 1 else 1 << 40
+        return super().masked(round, attempt, words)
 
     def answer(self, ask):
         phase = unframed(ask)[0]

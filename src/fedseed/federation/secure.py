@@ -6,7 +6,8 @@
 The cryptography is `fedseed.privacy.secure`'s. Free of torch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +32,7 @@ from fedseed.privacy.secure.settings import FEWEST, SecureSums
 from fedseed.privacy.secure.summing import Asking, Setup, Summing
 from fedseed.weights.layout import Layout
 
+FIRST_OUT = 8  # rounds that somebody is left out of at first, who may have lied in a sum
 FINE = 50  # steps of fixed point: with fewer the largest value of a vector is rounded by more than a hundredth
 
 
@@ -72,6 +74,40 @@ class Masked(Payload):
         return cls(_name(data[:SETUP_BYTES]), np.frombuffer(data[SETUP_BYTES:], form.dtype))
 
 
+class Suspects:
+    """Finds who lies where sums prove that somebody does: clients are left out in turn, until sums are possible ones.
+
+    Whoever was in most of the lies is the next, the first by number of several: so one liar is left out after as many
+    lies as there are clients at the most. It is left out for `FIRST_OUT` rounds, each further time for twice as many.
+    """
+
+    def __init__(self) -> None:
+        self.news: list[tuple[int, str]] = []  # of whom there is something to be said, and what
+        self._lies: Counter[int] = Counter()  # sums of lies that each was in
+        self._rounds: dict[int, int] = {}  # for how many rounds it was left out last
+        self._out, self._until, self._found = -1, 0, True
+
+    def among(self, number: int, clients: Collection[int], least: int) -> set[int]:
+        """Returns who of these is left out of a round, unless fewer than `least` would remain."""
+        return {self._out}.intersection(clients) if number <= self._until and len(clients) > least else set()
+
+    def lied(self, number: int, clients: Sequence[int]) -> None:
+        """The sum of a round with these clients proves that one of them lies."""
+        if self._out not in clients:
+            self._rounds.pop(self._out, None)
+        self._lies.update(clients)
+        self._out = max(clients, key=self._lies.__getitem__)
+        self._rounds[self._out] = 2 * self._rounds.get(self._out, FIRST_OUT // 2)
+        self._until, self._found = number + self._rounds[self._out], False
+
+    def believed(self, number: int, clients: Sequence[int]) -> None:
+        """Nothing is wrong with the sum of a round with these clients."""
+        if not self._found and self._out not in clients:
+            self._found = True
+            text = f"sums of rounds with it could not be, and that of round {number}, without it, can"
+            self.news.append((self._out, f"{text}: it is left out until round {self._until}"))
+
+
 class SecureCoordinator(Coordinator):
     """A coordinator that gets masked words. A round goes on after the last answer: `opening` says how.
 
@@ -91,6 +127,7 @@ class SecureCoordinator(Coordinator):
             raise ValueError(problem)
         self.secure = settings
         self.summing = Summing(settings.threshold, form_of(settings, method), settings.ahead)
+        self.suspects = Suspects()
         self._sum: Words | str | None = None  # of the open round; why there is none and will be none
         self._declared = list(examples)  # by client; 0: not told
 
@@ -103,11 +140,10 @@ class SecureCoordinator(Coordinator):
         return True
 
     def open(self, number: int, attempt: int = 0, alive: Any = None) -> list[int]:
-        """Begin a round, or begin it again; who has broken the rules takes no part."""
+        """Begin a round, or begin it again; who has broken the rules, or may have, takes no part."""
         self._sum = None
-        if self.summing.barred:
-            alive = set(range(len(self.examples)) if alive is None else alive) - self.summing.barred.keys()
-        return super().open(number, attempt, alive)
+        there = set(range(len(self.examples)) if alive is None else alive) - self.summing.barred.keys()
+        return super().open(number, attempt, there - self.suspects.among(number, there, self.secure.least))
 
     def agreeing(self, rounds: int | None = None) -> Asking[Setup] | None:
         """The conversation before the plans of the open round go out; None: there is nothing to agree on.
@@ -163,7 +199,9 @@ class SecureCoordinator(Coordinator):
         about = About(self.method, self.state, "update", current.number)
         self.untaken = self._impossible(current, self._sum, kind.counted)
         if self.untaken is not None:
+            self.suspects.lied(current.number, sorted(current.updates))
             return answers
+        self.suspects.believed(current.number, sorted(current.updates))
         vector = form.read(self._sum) if kind.counted else form.read(self._sum[:-1]) / int(self._sum[-1])
         return replace(answers, answers=(Answer(EVERYBODY, 1.0, kind.of(vector, about)),))
 

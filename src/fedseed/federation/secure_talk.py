@@ -79,6 +79,9 @@ class SecureTalk:
 
     def begin(self) -> None:
         """A round begins."""
+        for client, why in self.coordinator.suspects.news:
+            self.session.rejected.add(self.roster.names[client], why)
+        self.coordinator.suspects.news.clear()
         self.up = self.down = 0
         self.slow, self._opened, self._failed = set(), set(), 0
 
