@@ -18,7 +18,7 @@ SOURCE = Path(fedseed.__file__).parent
 FLOORS = [
     ("__main__",),
     ("cli", "extension"),
-    ("experiments", "flower"),
+    ("experiments", "flower", "own"),
     ("runs",),
     ("federation",),
     ("reports", "tracking"),

@@ -151,6 +151,7 @@ PAGES = {
     "federation.md": (federation, {}),
     "memory.md": (own, {}),
     "models.md": (models, {}),
+    "own-code.md": (None, {}),
     "privacy.md": (None, {}),
     "reproduce.md": (None, {}),
     "results.md": (results, {}),

@@ -192,9 +192,9 @@ class ParameterSpace:
         self._base = self._rebuilt = None
 
     def restore_base(self) -> None:
-        """w = w0. Raises ValueError if `keep_base` was not called."""
+        """w = w0, and what steps have left in averages is gone. Raises ValueError if `keep_base` was not called."""
         self.restore(self._kept_base("restore_base"))
-        self._rebuilt, self._moved = None, False
+        self._rebuilt, self._moved, self._moments = None, False, None
 
     def way_back(self) -> Callable[[], None] | None:
         """Undoes whatever will have happened to the weights, without a copy of them; None where only a copy could.

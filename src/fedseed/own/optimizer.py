@@ -1,0 +1,173 @@
+"""An optimiser for any torch loop that needs losses alone, and writes an orbit if asked: a tuned model in kilobytes."""
+
+from collections.abc import Callable, Sequence
+from glob import escape
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedseed.aggregation import Mean
+from fedseed.errors import NonFiniteError, OrbitError, RecipeError
+from fedseed.methods import Method, MeZO
+from fedseed.methods.base import Answer, Answers
+from fedseed.methods.payload import Nothing
+from fedseed.orbit import NO_DIGEST, Header, Record
+from fedseed.orbit.file import write_orbit
+from fedseed.orbit.replay import catch_up
+from fedseed.orbit.writer import OrbitWriter
+from fedseed.randomness.seed import check_seed
+from fedseed.training.client import LocalClient
+from fedseed.weights.digest import base_digest, dtype_name
+from fedseed.weights.space import ParameterSpace
+
+Closure = Callable[[], Any]
+
+
+class _Closures:
+    """Takes a closure of the loop for an example: its loss is what the closure returns."""
+
+    dropped = 0
+
+    def prepare(self, examples: Sequence[Closure]) -> list[Closure]:
+        return list(examples)
+
+    def weight(self, item: Closure) -> int:
+        return 1
+
+    def losses(self, model: torch.nn.Module, items: Sequence[Closure]) -> torch.Tensor:
+        return torch.tensor([float(item()) for item in items], dtype=torch.float64)
+
+
+class ZOOptimizer:
+    """Tunes a model by forward passes alone: MeZO, or another method whose round is one step, in a loop of one's own.
+
+    A step is a call with a closure that returns the loss of a batch; it is called twice (or more often, as the method
+    needs) at weights that are moved a little, without gradients and with the model in evaluation mode. Malladi et al.,
+    "Fine-Tuning Language Models with Just Forward Passes", 2023, Algorithm 1.
+
+    Args:
+        model: any torch module; the parameters that require gradients are tuned, in place.
+        method: the method; None: MeZO with `settings`.
+        seed: decides the directions.
+        orbit: a file for the steps, from which anybody with the base makes the tuned model (`fedseed.from_orbit`);
+            None: none is written. `close` ends it, as leaving a `with` block does.
+        resume: if the file is there, the model, which must be the base again, takes its steps first (`steps` says how
+            many), and new ones come after them.
+        base: the name or folder that others load the base from; None: what transformers calls it.
+        settings: MeZO's (`learning_rate=1e-6`, `scale=1e-3`, `estimates=4`, `optimizer="adam"`, ...).
+
+    Raises:
+        RecipeError: the method's rounds are more than a step, it needs examples one by one, or nothing is trainable.
+        OrbitError: there is an orbit already; with `resume` it is damaged, of another base or of other settings.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        method: Method | None = None,
+        *,
+        seed: int = 0,
+        orbit: str | Path | None = None,
+        resume: bool = False,
+        base: str | None = None,
+        **settings: Any,
+    ) -> None:
+        self.method = MeZO(**{"batch": 1, **settings}) if method is None else method
+        if not self.method.stepwise or self.method.needs_gradients:
+            raise RecipeError(f"ZOOptimizer: a round of {self.method.name} is more than one zeroth-order step")
+        if getattr(self.method, "population", 1) > 1 or (settings and method is not None):
+            raise RecipeError("ZOOptimizer: give settings or a method; and no population, which divides batches")
+        try:
+            self.space = ParameterSpace(model, self.method.blocks)
+            self.method.check(self.space.layout)
+        except ValueError as error:
+            raise RecipeError(f"ZOOptimizer: {error}") from error
+        self.state = self.method.start(self.space.layout, check_seed(seed))
+        self.steps = 0
+        self._writer: OrbitWriter | None = None
+        self._ended = False
+        self._held: Record | None = None  # the newest step: the last one is written with the weights' digest
+        if self.method.from_base:
+            self.space.keep_base(often=self.method.rebuilds_often)
+        if orbit is not None:
+            self._open(Path(orbit), resume, str(getattr(model, "name_or_path", "")) if base is None else base)
+
+    def _open(self, path: Path, resume: bool, base: str) -> None:
+        named = list(self.space.model.named_parameters())
+        trained = tuple(escape(name) for name, p in named if p.requires_grad)
+        chosen = None if len(trained) == len(named) else trained
+        dtype = next(dtype_name(p) for _, p in named if p.is_floating_point())
+        folder = str(Path(base).resolve()) if base and Path(base).is_dir() else ""
+        header = Header(
+            base, base_digest(self.space.model), dtype, self.space.layout, self.method, self.state.seed, chosen,
+            base_folder=folder,
+        )  # fmt: skip
+        self._writer = OrbitWriter(path, header, resume and path.exists())
+        if self._writer.orbit is not None:
+            orbit = self._writer.take()
+            self.state = catch_up(self.method, self.state, self.space, orbit.records)
+            self.steps = len(orbit)
+            if orbit.complete:  # it goes on: its end is taken away
+                self._writer.release()
+                write_orbit(path, orbit.start, orbit.parts)
+                self._writer = OrbitWriter(path, header, resume=True)
+
+    def step(self, closure: Closure) -> float:
+        """Makes one step.
+
+        Args:
+            closure: returns the loss of a batch, a number or a tensor of one; the same batch at each call.
+
+        Returns:
+            The mean of the losses that were measured; NaN: one was not finite, and the step leaves the weights as
+            they are.
+
+        Raises:
+            OrbitError: the orbit is ended, so that the step would not be in it.
+        """
+        if self._ended:
+            raise OrbitError("this optimiser's orbit is ended (close): a further step would not be in it")
+        self.steps += 1
+        training = [module for module in self.space.model.modules() if module.training]
+        client = LocalClient(self.space, _Closures(), [closure], self.state.seed, self.steps, 0)
+        try:
+            answers = [Answer(0, 1.0, self.method.train(self.state, Nothing(), client))]
+        except NonFiniteError:
+            answers = []
+        finally:
+            client.put_back()
+            for module in training:
+                module.training = True
+        payload = self.method.aggregate(self.state, Answers(self.steps, answers, Mean())).encode()
+        step = self.method.decode_step(self.state, payload)
+        self.space.apply(self.method.change(self.state, step))
+        self.state = self.method.advance(self.state, step)
+        if self._writer is not None:
+            self._write()
+            self._held = Record(self.steps, payload)
+        losses = client.cost.losses
+        return sum(losses) / len(losses) if answers and losses else nan
+
+    def _write(self, digest: str = NO_DIGEST) -> None:
+        if self._writer is not None and self._held is not None:
+            self._writer.append(Record(self._held.round, self._held.payload, digest), sync=False)
+            self._held = None
+
+    def digest(self) -> str:
+        """Returns the digest of the weights, which a replay of the orbit ends with."""
+        return self.space.digest()
+
+    def close(self) -> None:
+        """Ends the orbit, if there is one. Once more does nothing."""
+        if self._writer is not None:
+            self._write(self.digest())
+            self._writer.close()
+            self._writer, self._ended = None, True
+
+    def __enter__(self) -> "ZOOptimizer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

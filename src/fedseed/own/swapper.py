@@ -1,0 +1,153 @@
+"""Models out of orbits: one by name, or many in turn on one base in memory."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedseed.errors import OrbitError
+from fedseed.orbit import Header, Orbit, Record
+from fedseed.orbit.replay import catch_up, check_base, digest_of_base, space_of
+from fedseed.weights.space import ParameterSpace
+
+
+def from_orbit(path: str | Path, base: str | None = None, upto: int | None = None, device: str = "cpu") -> Any:
+    """Returns the tuned model that an orbit makes of its base, a model of transformers (or of peft) for evaluation.
+
+    Args:
+        path: an orbit's file, or a run's folder.
+        base: where the base is: a name, its folder, or a folder with several; None: where the run had it.
+        upto: number of the last step to apply; None: all.
+        device: where the model is to lie.
+
+    Raises:
+        RecipeError: there is no such file, or its base is not found.
+        OrbitError: it is damaged, or of another base.
+    """
+    from fedseed.runs.tuned import find_source, open_tuned
+
+    return open_tuned(find_source(str(path)), base, upto, device).model
+
+
+class Swapper:
+    """One base in memory that becomes the models of many orbits in turn, each to its exact bits.
+
+    What an orbit has moved goes back by a copy of the base's own bits, never by subtraction; its steps are made anew
+    from seeds and coefficients. The base is hashed once; an orbit's digest is compared when it is first used.
+
+    Args:
+        base: its name or folder, or a model that is loaded, at its base.
+        orbits: files by name; others can be added later.
+        keep: weights of so many orbits, those used last, stay in memory, to be copied in place of made anew.
+        dtype: what a base is loaded in.
+        device: where it is to lie.
+
+    Raises:
+        RecipeError: the base can't be loaded.
+    """
+
+    def __init__(
+        self, base: str | torch.nn.Module, orbits: Mapping[str, str | Path] | None = None, keep: int = 0,
+        dtype: str = "float32", device: str = "cpu",
+    ) -> None:  # fmt: skip
+        from fedseed.models.loading import load_model
+
+        self.tokenizer: Any = None
+        if isinstance(base, str):
+            base, self.tokenizer = load_model(base, dtype, device=device)
+        self.model: Any = base
+        self.keep = keep
+        self.active: str | None = None  # the orbit that the model is of; None: it is the base
+        self._space: ParameterSpace | None = None  # of the active orbit, or of the one before
+        self._spaces: dict[Any, ParameterSpace] = {}
+        self._digests: dict[str, str] = {}  # of the base, by kind
+        self._orbits: dict[str, Orbit] = {}
+        self._seen: set[str] = set()  # orbits whose weights had the recorded digest
+        self._kept: OrderedDict[str, list[torch.Tensor]] = OrderedDict()
+        for name, path in (orbits or {}).items():
+            self.add(name, path)
+
+    @property
+    def names(self) -> list[str]:
+        """Returns the names of the orbits, in the order in which they were added."""
+        return list(self._orbits)
+
+    def add(self, name: str, path: str | Path) -> None:
+        """Adds an orbit; it is read now, and applied when it is asked for.
+
+        Raises:
+            OrbitError: it can't be read, is damaged, of another base, or tunes an adapter.
+        """
+        orbit = Orbit.open(path)
+        header = orbit.header
+        if header.adapter is not None:
+            raise OrbitError(f"{path}: it tunes an adapter, which can't be swapped: fedseed.from_orbit loads it")
+        if header.digest_kind not in self._digests:
+            self.to(None)
+            self._digests[header.digest_kind] = digest_of_base(header, self.model)
+        check_base(header, self._digests[header.digest_kind])
+        self._orbits[name] = orbit
+        self._seen.discard(name)
+        self._kept.pop(name, None)
+        self.active = None if self.active == name else self.active
+
+    def to(self, name: str | None) -> Any:
+        """Makes the model, in place, that of an orbit.
+
+        Args:
+            name: the orbit's, as it was added; None: the base.
+
+        Returns:
+            The model.
+
+        Raises:
+            KeyError: there is no such orbit.
+            OrbitError: its steps are not valid, or make other weights than the run had; the model is the base then.
+        """
+        orbit = None if name is None else self._orbits[name]
+        if name is not None and name == self.active:
+            return self.model
+        if self._space is not None:
+            self._space.restore_base()
+        self.active = None
+        if orbit is not None and name is not None:
+            self._space = self._space_for(orbit.header)
+            if name in self._kept:
+                self._space.restore(self._kept[name])
+                self._kept.move_to_end(name)
+            else:
+                self._replay(name, orbit, self._space)
+        self.active = name
+        return self.model
+
+    def _replay(self, name: str, orbit: Orbit, space: ParameterSpace) -> None:
+        steps = orbit.steps()
+        records = [Record(one.round, one.payload) for one in steps] if name in self._seen else steps
+        try:
+            catch_up(orbit.header.method, orbit.header.start(), space, records)
+        except OrbitError as error:
+            space.restore_base()
+            raise OrbitError(f"{name}: {error}") from error
+        self._seen.add(name)
+        if self.keep:
+            self._kept[name] = space.snapshot()
+            while len(self._kept) > self.keep:
+                self._kept.popitem(last=False)
+
+    def _space_for(self, header: Header) -> ParameterSpace:
+        """Returns the space of what an orbit tunes, with a copy of the base; orbits that tune the same share one."""
+        from fedseed.models.loading import choose_trainable
+
+        key = header.layout, header.trainable, header.digest_kind
+        if key not in self._spaces:
+            for parameter in self.model.parameters():
+                parameter.requires_grad_(parameter.is_floating_point())
+            choose_trainable(self.model, header.trainable)
+            space = space_of(header, self.model)
+            if space.layout != header.layout:
+                raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
+            space.keep_base(offload=False)
+            self._spaces[key] = space
+        return self._spaces[key]

@@ -1,0 +1,21 @@
+"""The examples of docs/own-code.md: at most thirty lines each, and they run as they stand."""
+
+import subprocess
+import sys
+
+import pytest
+
+from support.documents import ROOT
+
+EXAMPLES = {"own_loop.py": "step 200: loss 5.", "many_models.py": "'Count: 3 times one"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "printed"), EXAMPLES.items(), ids=EXAMPLES)
+def test_an_example_runs_as_it_stands(name, printed, tmp_path):
+    path = ROOT / "examples" / name
+    assert len(path.read_text().splitlines()) <= 30
+    assert f"examples/{name}" in (ROOT / "docs" / "own-code.md").read_text()
+    done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert printed in done.stdout
