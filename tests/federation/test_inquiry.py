@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from fedseed.errors import MessageError, NetworkError
+from fedseed.federation import inquiry
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.membership import Roster
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
@@ -202,3 +203,11 @@ def test_costs_are_added_up_and_a_liar_can_t_make_them_crash():
     line, _ = one.ask(evaluate=False)
     assert line["forward_passes"] == 2 * 10**15 and line["seconds"]["local"] == 2e9
     assert json.loads(json.dumps(line)) == line and line["train_loss"] < 1e39
+
+
+def test_phases_are_few_over_a_whole_run(monkeypatch):
+    monkeypatch.setattr(inquiry, "MOST_PHASES", 3)
+    one = Ask({"a": mute})
+    for names in (["local", "projection", "a", "b"], ["a", "c"], ["d"], ["rebuild", "b"]):
+        one.say("a", {"spent": {"seconds": dict.fromkeys(names, 1.0)}})
+    assert one.refused == [("a", "report: spent: seconds: more than 3 phases in all")]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedseed.errors import MessageError
-from fedseed.federation.control import LINE_FIELDS, MOST_EXAMPLES, Phases, Report, averaged, read
+from fedseed.federation.control import LINE_FIELDS, MOST_EXAMPLES, Report, averaged, read
 from fedseed.federation.cost import MOST_COUNT, Cost
 from fedseed.reports.results import RoundLine
 
@@ -69,15 +69,6 @@ def test_what_is_refused_is_named(name):
     with pytest.raises(MessageError, match=text) as error:
         report(**changes)
     assert len(str(error.value)) < 200 and str(error.value).isprintable()
-
-
-def test_phases_are_few_over_a_whole_run():
-    phases = Phases(3)
-    phases.check(["local", "projection", "a", "b"])
-    phases.check(["a", "c"])
-    with pytest.raises(MessageError, match="more than 3 phases in all"):
-        phases.check(["d"])
-    phases.check(["rebuild", "b"])
 
 
 PLAIN = st.one_of(

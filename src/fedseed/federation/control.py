@@ -10,16 +10,16 @@ own fields are no metrics' names: a client can't say which round it is, or what 
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from math import isfinite
 from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, PlainSerializer, ValidationError
 
 from fedseed.errors import MessageError
-from fedseed.federation.cost import MOST_PHASES, Cost, Seconds, check_name
+from fedseed.federation.cost import Cost, Seconds, check_name
 from fedseed.orbit.record import DIGEST_BYTES
-from fedseed.reports.results import FIELDS, PHASES
+from fedseed.reports.results import FIELDS
 from fedseed.text import first_problem
 
 MOST_PARTS = 250_000  # values and keys of a message: a hello of so many clients, a report of their figures
@@ -233,25 +233,6 @@ def read(kind: type[M], data: bytes) -> M:
         return kind.model_validate_json(data)
     except ValidationError as error:
         raise MessageError(first_problem(error)) from None
-
-
-class Phases:
-    """The phases that clients have named, so few that a summary can list them.
-
-    Args:
-        most: how many besides the usual ones.
-    """
-
-    def __init__(self, most: int = MOST_PHASES) -> None:
-        self._most = most
-        self._named: set[str] = set()
-
-    def check(self, names: Collection[str]) -> None:
-        """Remember names. Raises MessageError: there are too many by now."""
-        new = set(names) - set(PHASES) - self._named
-        if len(self._named) + len(new) > self._most:
-            raise MessageError(f"spent: seconds: more than {self._most} phases in all")
-        self._named |= new
 
 
 def averaged(by_client: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Set
 from statistics import median_low
 
 from fedseed.errors import MessageError, NetworkError
-from fedseed.federation.control import MOST_ROUND, Beat, Phases, Question, Report, averaged, read
-from fedseed.federation.cost import Cost
+from fedseed.federation.control import MOST_ROUND, Beat, Question, Report, averaged, read
+from fedseed.federation.cost import MOST_PHASES, Cost
 from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import listed
 from fedseed.federation.session import GRACE_SECONDS, RESEND_SECONDS, TIMES, Late, Session, Wait
 from fedseed.orbit.record import NO_DIGEST
-from fedseed.reports.results import RoundLine
+from fedseed.reports.results import PHASES, RoundLine
 from fedseed.text import shown
 
 MOST_DEADLINES = 3  # that an evaluation is asked for, where all report and none evaluates
@@ -41,7 +41,7 @@ class Inquiry:
         self._idle: set[str] = set()  # hosts that were to evaluate and let a deadline pass since they last did
         self._asked: set[str] = set()  # hosts that were to evaluate after this round
         self._tried: set[str] = set()  # those of them that need not be asked before all others have been
-        self._phases = Phases()
+        self._phases: set[str] = set()  # that clients have named: so few that a summary can list them
         self.late = Late[str](session)  # hosts that have let the others wait
         self._took: dict[str, float] = {}  # seconds from the question to each host's last evaluation
 
@@ -74,7 +74,10 @@ class Inquiry:
 
     def _check(self, host: str, report: Report) -> None:
         """Whether a report says what it must, of its own clients. Raises MessageError."""
-        self._phases.check(report.spent.seconds)
+        phases = self._phases | (report.spent.seconds.keys() - set(PHASES))
+        if len(phases) > MOST_PHASES:
+            raise MessageError(f"spent: seconds: more than {MOST_PHASES} phases in all")
+        self._phases = phases
         for client in report.by_client or {}:
             if client not in self.roster.numbers or self.roster.host_of(client) != host:
                 raise MessageError(f"it evaluates for client {shown(client, 40)}")
@@ -100,7 +103,10 @@ class Inquiry:
         reports = await self._reports(number, evaluate, digest)
         found = self._compare(number, reports) if digest else None
         if evaluate and self.session.settings.each_evaluates:
-            self._add_figures(line, reports)
+            said = {client: found for report in reports.values() for client, found in (report.by_client or {}).items()}
+            line.by_client = {name: said[name] for name in self.roster.names if name in said}
+            line.metrics.update(averaged(line.by_client))
+            line.seconds["evaluation"] = max(report.seconds for report in reports.values())
         elif evaluate:
             evaluated = [report for name, report in reports.items() if report.metrics and name in self._asked]
             best = next((report for report in evaluated if report.digest == found), evaluated[0])
@@ -131,13 +137,6 @@ class Inquiry:
             )
         return found
 
-    def _add_figures(self, line: RoundLine, reports: Reports) -> None:
-        """What each client has measured on its own, and their mean."""
-        found = {client: figures for report in reports.values() for client, figures in (report.by_client or {}).items()}
-        line.by_client = {name: found[name] for name in self.roster.names if name in found}
-        line.metrics.update(averaged(line.by_client))
-        line.seconds["evaluation"] = max(report.seconds for report in reports.values())
-
     async def _reports(self, number: int, evaluate: bool, digest: bool) -> Reports:
         """The reports about a round by host: all hosts' that are there, or as many as come before the deadline."""
         session, roster = self.session, self.roster
@@ -163,7 +162,10 @@ class Inquiry:
                 self._took[evaluator] = now - since
             held = wait.holding(reports.keys() | self._refused) if wait is not None else set()
             if reports and evaluated and (late <= held or now > deadline):
-                self._give_up(number, late, wait)
+                self._late |= late  # the deadline, or the patience, is over: until they report again nobody waits
+                for name in sorted(late):
+                    assert wait is not None
+                    wait.leave_out(name, f"round {number}: no report of {name} {wait.within}")
                 self.awaited = []
                 for name in reports:
                     self.late.back(name)
@@ -198,13 +200,6 @@ class Inquiry:
                 resend = now + (session.end.resend_seconds if alive else 0.5)
             await session.pause(0.25)
 
-    def _give_up(self, number: int, late: Set[str], wait: Wait[str] | None) -> None:
-        """The deadline, or the patience, is over for these: until they report again they are not waited for."""
-        self._late |= late
-        for host in sorted(late):
-            assert wait is not None
-            wait.leave_out(host, f"round {number}: no report of {host} {wait.within}")
-
     def _next_evaluator(self, number: int, alive: Set[str], before: str | None, over: bool) -> str | None:
         """Who evaluates: the first by number that has not been tried after this round; the idle come last.
 
@@ -219,11 +214,8 @@ class Inquiry:
         if not alive - self._tried:
             self._tried, self._refused = set(), set()
         left = alive - self._tried - {before} or alive
-        chosen = min(
-            left,
-            key=lambda name: (name in self._idle, self._is_slow(name), self.roster.numbers.get(name, MOST_ROUND)),
-            default=None,
-        )
+        order = {n: (n in self._idle, self._is_slow(n), self.roster.numbers.get(n, MOST_ROUND)) for n in left}
+        chosen = min(order, key=order.__getitem__, default=None)
         if before is not None and over:
             patience = self.session.settings.deadline
             follows = "it is waited for" if chosen in (None, before) else f"{chosen} is asked"

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from fedseed.aggregation import AggregationRule
 from fedseed.errors import MessageError, NetworkError, RecipeError
@@ -28,7 +29,7 @@ from fedseed.privacy.secure.settings import SecureSums
 from fedseed.reports.machine import resident_memory
 from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine
-from fedseed.transport.base import CoordinatorEnd, LogLostError, LogOlderError, TakenOverError, end_task
+from fedseed.transport.base import CoordinatorEnd, LogLostError, LogOlderError, TakenOverError, Working
 
 SHOWN = ("round", "evaluated", "train_loss", "bytes_up", "bytes_down", "weights_digest")
 MOST_SHOWN = 12  # metrics shown beside them
@@ -55,7 +56,7 @@ def summing(session: Session, settings: SecureSums, names: Sequence[str], common
     return made
 
 
-class NetworkCoordinator:
+class NetworkCoordinator(Working):
     """Coordinates one run: brings together its reception, its rounds, its log, and what it asks and answers.
 
     Args:
@@ -83,7 +84,6 @@ class NetworkCoordinator:
         self.rounds: Rounds | None = None  # once it is known who the clients are
         self.line: dict[str, Any] = {}  # what the status shows of the newest lines of metrics
         self.began = time.time()
-        self._guard: asyncio.Task[None] | None = None
 
     async def start(self, fresh: bool, known: bool) -> Header:
         """Takes up the run, or waits for clients and begins it; returns the header. `open` comes next.
@@ -103,7 +103,7 @@ class NetworkCoordinator:
             await end.delete()
             there = None
         await end.allow(None, None)
-        await end.listen(self.receive, self._answer, self.session.rejected.add)
+        await end.listen(self.receive, lambda: status_answer(self.status(), end.largest), self.session.rejected.add)
         if there is None:
             if known and end.lasting:
                 self.session.progress.warn("the server has lost the run: it is put there again from the orbit")
@@ -125,7 +125,7 @@ class NetworkCoordinator:
             elif self.reception.base.missing:
                 await self.reception.assemble()
         await self.log.begin_session()
-        self._guard = asyncio.create_task(self._watch_log())
+        self.work(self._watch_log())
         return header
 
     async def _watch_log(self, between: float = LOOK_SECONDS) -> None:
@@ -136,28 +136,26 @@ class NetworkCoordinator:
         seen = True
         while True:
             await asyncio.sleep(between)
-            known = self.log.last
+            known, error = self.log.last, cast(NetworkError | None, None)
             try:
                 log = await self.session.end.log()
                 taken_over = log is not None and await self.log.is_taken_over(log.last)
             except NetworkError:  # an interruption
                 continue
             if taken_over:
-                self.session.fail(TakenOverError(self.run))
+                error = TakenOverError(self.run)
+            elif log is not None and log.last < known:
+                error = LogOlderError(self.run)
+            elif log is None and not seen:
+                error = LogLostError(self.run)
+            if error is not None:
+                self.session.fail(error)
                 return
-            if log is not None and log.last < known:
-                self.session.fail(LogOlderError(self.run))
-                return
-            there = log is not None
-            if not there and not seen:
-                self.session.fail(LogLostError(self.run))
-                return
-            seen = there
+            seen = log is not None
 
     async def close(self) -> None:
         """Stops watching the log and closes the transport; may be called more than once."""
-        if self._guard is not None:
-            await end_task(self._guard)
+        await self.stop()
         await self.session.end.close()
 
     async def open(self, per_round: int, aggregation: AggregationRule, bounds: Bounds | None = None) -> Coordinator:
@@ -247,9 +245,6 @@ class NetworkCoordinator:
         told = line.to_json()
         self.line.update({key: told[key] for key in (*SHOWN, *shown_metrics(line.metrics)[:MOST_SHOWN]) if key in told})
 
-    def _answer(self) -> bytes:
-        return status_answer(self.status(), self.session.end.largest)
-
     def figures(self) -> dict[str, Any]:
         """Returns what status and summary both say."""
         self.session.end.poll()
@@ -271,37 +266,29 @@ class NetworkCoordinator:
         made = 0 if coordinator is None else coordinator.steps
         return mechanism.counted(max(made, len(self.log.steps)))  # the log's, until they are taken up
 
-    def _late(self) -> list[str]:
-        """Returns who holds the others up, or is left out because it has."""
-        answers = [] if self.rounds is None else [self.roster.names[client] for client in self.rounds.late.named()]
-        return sorted({*answers, *self.inquiry.late.named()})
-
     def status(self) -> dict[str, Any]:
         """Returns what `fedseed status` shows."""
-        here, names = self.roster.present(), self.roster.names
-        current = self.rounds.open if self.rounds is not None else None
-        missing = sorted(self.rounds.missing(current)) if self.rounds is not None and current is not None else []
-        figures = self.figures()
+        rounds, roster, names = self.rounds, self.roster, self.roster.names
+        current = None if rounds is None else rounds.open
+        missing = [] if rounds is None or current is None else sorted(rounds.missing(current))
+        late = [] if rounds is None else [names[client] for client in rounds.late.named()]  # who holds others up
         return {
-            "run": self.run,
+            **self.figures(),
             "method": self.reception.method.name,
             "began": self.began,
-            "round": current.number if current is not None else self.line.get("round", 0),
+            "round": self.line.get("round", 0) if current is None else current.number,
             "rounds": self.total,
             "waiting_for": [names[number] for number in missing[:MOST_NAMED]] or self.inquiry.awaited[:MOST_NAMED],
-            "late": self._late()[:MOST_NAMED],
+            "late": sorted({*late, *self.inquiry.late.named()})[:MOST_NAMED],
             "clients": len(names),
-            "alive": len(here),
-            "away": self.roster.away()[:MOST_NAMED],
+            "alive": len(roster.present()),
+            "away": roster.away()[:MOST_NAMED],
             "waiting": self.reception.waiting,
             "ended": self.log.ended,
-            "behind": {name: host.at for name, host in self.roster.alive().items()},
+            "behind": {name: host.at for name, host in roster.alive().items()},
             "last": dict(self.line),
-            "repeated_rounds": figures["repeated_rounds"],
-            "refusals": figures["refusals"],
             "privacy": self._privacy(),
             "skewed_clocks": sorted(self.reception.skewed),
-            "drifted": figures["drifted"],
             "memory_bytes": resident_memory(),
         }
 
@@ -339,15 +326,10 @@ def _short(value: Any, names: int, letters: int) -> Any:
 
 def _refusals(all_of_them: Mapping[str, Mapping[str, int]], names: int, reasons: int, letters: int) -> dict[str, Any]:
     """Returns the most frequent refusals of the senders with the most; the rest is added up as "others"."""
-    found: dict[str, dict[str, int]] = {}
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     ordered = sorted(all_of_them.items(), key=lambda item: -sum(item[1].values()))
-    for sender, counts in ordered[:names]:
-        mine = found.setdefault(sender[:letters], {})
-        by_count = sorted(counts.items(), key=lambda item: -item[1])
-        for reason, count in by_count[:reasons]:
-            mine[reason[:letters]] = mine.get(reason[:letters], 0) + count
-        if rest := sum(count for _, count in by_count[reasons:]):
-            mine["others"] = mine.get("others", 0) + rest
-    if rest := sum(sum(counts.values()) for _, counts in ordered[names:]):
-        found.setdefault("others", {})["others"] = rest + found.get("others", {}).get("others", 0)
+    for at, (sender, counts) in enumerate(ordered):
+        mine = found[sender[:letters] if at < names else "others"]
+        for which, (reason, count) in enumerate(sorted(counts.items(), key=lambda item: -item[1])):
+            mine[reason[:letters] if at < names and which < reasons else "others"] += count
     return found

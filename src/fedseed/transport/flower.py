@@ -51,7 +51,7 @@ class _Node:
 
 
 class FlowerTransport(Transport):
-    """The way to one run, for its ServerApp.
+    """The way to one run, for its ServerApp: exchanges with Flower's nodes, as long as a coordinator listens.
 
     Args:
         grid: Flower's Grid.
@@ -61,59 +61,8 @@ class FlowerTransport(Transport):
     """
 
     def __init__(self, grid: Any, run: str, patience: float = 600.0, again: float | None = None) -> None:
-        self._run = run
-        self._shared = Shared()
-        self._nodes = _Nodes(grid, run, self._shared, patience, AGAIN_SECONDS if again is None else again)
-
-    async def coordinator(self, events: Events = QUIET) -> "FlowerCoordinator":
-        return FlowerCoordinator(self._run, self._shared, self._nodes, events)
-
-    async def client(self, name: str, events: Events = QUIET) -> MemoryClient:
-        raise NetworkError("clients of a Flower run are its nodes (fedseed.flower.client_app)")
-
-    async def watcher(self) -> MemoryEnd:
-        return MemoryEnd(self._run, self._shared, None, QUIET)
-
-
-class FlowerCoordinator(MemoryCoordinator):
-    """The coordinator's end, which is at the hub; while it listens, there are exchanges with the nodes."""
-
-    lasting = False
-    resend_seconds = float("inf")  # Flower delivers, or says that it can't
-
-    def __init__(self, run: str, shared: Shared, nodes: "_Nodes", events: Events) -> None:
-        super().__init__(run, shared, None, events)
-        self._nodes = nodes
-
-    def fail(self, why: str) -> None:
-        """Reports that the nodes can't be reached any more."""
-        self._events.failed(NetworkError(why))
-
-    async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
-        await super().listen(receive, status, rejected)
-        self._nodes.begin(self, rejected)
-
-    async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
-        await super().broadcast(data)
-        self._loop.call_soon(self._nodes.hurry, to)  # once the nodes' proxies have heard it
-
-    def present(self, name: str) -> bool | None:
-        return self._nodes.present(name)
-
-    def carried(self) -> dict[str, Any]:
-        return {"flower": self._nodes.carried()}
-
-    async def close(self) -> None:
-        await self._nodes.end(self)
-        await super().close()
-
-
-class _Nodes:
-    """Exchanges with Flower's nodes, as long as a coordinator listens."""
-
-    def __init__(self, grid: Any, run: str, shared: Shared, patience: float, again: float) -> None:
-        self._grid, self._run, self._shared = grid, run, shared
-        self._patience, self._again = patience, again
+        self._grid, self._run, self._shared = grid, run, Shared()
+        self._patience, self._again = patience, AGAIN_SECONDS if again is None else again
         self._nodes: dict[int, _Node] = {}
         self._node_of: dict[str, int] = {}  # by client
         self._there: set[int] = set()
@@ -121,13 +70,22 @@ class _Nodes:
         self._task: asyncio.Task[None] | None = None
         self._messages = self._bytes_down = self._bytes_up = 0
 
-    def begin(self, end: FlowerCoordinator, rejected: Rejected) -> None:
+    async def coordinator(self, events: Events = QUIET) -> "FlowerCoordinator":
+        return FlowerCoordinator(self._run, self._shared, self, events)
+
+    async def client(self, name: str, events: Events = QUIET) -> MemoryClient:
+        raise NetworkError("clients of a Flower run are its nodes (fedseed.flower.client_app)")
+
+    async def watcher(self) -> MemoryEnd:
+        return MemoryEnd(self._run, self._shared, None, QUIET)
+
+    def begin(self, end: "FlowerCoordinator", rejected: Rejected) -> None:
         """Adds a coordinator that listens; with the first one, exchanges begin."""
         self._listeners[end] = rejected
         if self._task is None:
             self._task = asyncio.create_task(self._keep_going())
 
-    async def end(self, end: FlowerCoordinator) -> None:
+    async def end(self, end: "FlowerCoordinator") -> None:
         """Removes a coordinator that listened; with the last one, exchanges end."""
         if self._listeners.pop(end, None) is not None and not self._listeners and self._task is not None:
             await end_task(self._task)
@@ -326,3 +284,36 @@ class _Nodes:
         if nodes and all(node.failed >= MOST_FAILED for node in nodes):
             for end in self._listeners:
                 end.fail(f"every node has failed {MOST_FAILED} times; the first says: {nodes[0].why}")
+
+
+class FlowerCoordinator(MemoryCoordinator):
+    """The coordinator's end, which is at the hub; while it listens, there are exchanges with the nodes."""
+
+    lasting = False
+    resend_seconds = float("inf")  # Flower delivers, or says that it can't
+
+    def __init__(self, run: str, shared: Shared, nodes: FlowerTransport, events: Events) -> None:
+        super().__init__(run, shared, None, events)
+        self._nodes = nodes
+
+    def fail(self, why: str) -> None:
+        """Reports that the nodes can't be reached any more."""
+        self._events.failed(NetworkError(why))
+
+    async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
+        await super().listen(receive, status, rejected)
+        self._nodes.begin(self, rejected)
+
+    async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
+        await super().broadcast(data)
+        self._loop.call_soon(self._nodes.hurry, to)  # once the nodes' proxies have heard it
+
+    def present(self, name: str) -> bool | None:
+        return self._nodes.present(name)
+
+    def carried(self) -> dict[str, Any]:
+        return {"flower": self._nodes.carried()}
+
+    async def close(self) -> None:
+        await self._nodes.end(self)
+        await super().close()

@@ -1,7 +1,6 @@
 """A transport inside one process: ends that meet at a `Hub`, each in a thread and event loop of its own if need be.
 
-It does what a network does: bytes are copied, writers fenced, and an end can be cut off (`MemoryEnd.cut`) and put back
-(`heal`), so that what is not kept is lost meanwhile.
+It does what a network does: bytes are copied, and writers fenced.
 """
 
 import asyncio
@@ -19,7 +18,6 @@ from fedseed.transport.base import (
     End,
     Events,
     Fenced,
-    Interrupted,
     Log,
     LogWriter,
     Receive,
@@ -30,7 +28,6 @@ from fedseed.transport.base import (
     end_task,
 )
 
-POLL_SECONDS = 0.01  # while an end is cut off
 E = TypeVar("E", bound="MemoryEnd")
 Reply = Callable[[bytes], None]
 
@@ -122,17 +119,12 @@ class Beside(End):
         self._following: dict[object, tuple[int, Take]] = {}  # by whom the log is read; the last entry each has had
         self._closed = False
 
-    @property
-    def reached(self) -> bool:
-        """Whether anything can come or go."""
-        return not self._closed
-
     def _open(self) -> None:
         if self._closed:
             raise NetworkError(f"the connection to run {self._run} is closed")
 
     async def _reach(self) -> Shared:
-        """Wait until what is kept can be reached. Raises NetworkError if the end is closed."""
+        """Returns what is kept, once it is sure to be the newest. Raises NetworkError if the end is closed."""
         self._open()
         return self._shared
 
@@ -156,7 +148,7 @@ class Beside(End):
     def hand_out(self) -> None:
         """Hand out what is new in the log."""
         for follower in list(self._following):
-            while follower in self._following and self.reached:
+            while follower in self._following:
                 after, take = self._following[follower]
                 log = self._shared.log or []
                 if len(log) <= after:
@@ -184,7 +176,7 @@ class MemoryEnd(Beside):
         run: the run's name.
         shared: the run.
         owner: whose blobs are put here; None: the coordinator's.
-        events: told when an interruption is over.
+        events: told if the end can't go on; it is never interrupted.
     """
 
     hears = False  # whether it listens
@@ -194,23 +186,8 @@ class MemoryEnd(Beside):
         self.owner = owner
         self._events = events
         self._loop = asyncio.get_running_loop()
-        self._cut = False
         with shared.lock:
             shared.ends.append(self)
-
-    @property
-    def reached(self) -> bool:
-        return not self._cut and not self._closed
-
-    def cut(self) -> None:
-        """Cut this end off."""
-        self._cut = True
-
-    def heal(self) -> None:
-        """Put it back."""
-        self._cut = False
-        self.stir()
-        self._events.again()
 
     def stir(self) -> None:
         """Let those who follow the log look again."""
@@ -221,26 +198,20 @@ class MemoryEnd(Beside):
         with suppress(RuntimeError):  # its loop is closed: nobody is there any more
             self._loop.call_soon_threadsafe(act)
 
-    async def _reach(self) -> Shared:
-        while self._cut and not self._closed:
-            await asyncio.sleep(POLL_SECONDS)
-        return await super()._reach()
-
     async def status(self, seconds: float) -> bytes | None:
         return await self._answer([one.tell_status for one in self._shared.listeners(MemoryCoordinator)], seconds)
 
     async def _answer(self, asked: Sequence[Callable[[Reply], None]], seconds: float) -> bytes | None:
         """Ask with a way to answer; the first answer, or None: at once where nobody is there who could give one."""
-        if self.reached and not asked:
+        if not asked or self._closed:
             return None
         answer: asyncio.Future[bytes] = self._loop.create_future()
 
         def reply(data: bytes) -> None:
-            self._call(lambda: None if answer.done() or not self.reached else answer.set_result(data))
+            self._call(lambda: None if answer.done() or self._closed else answer.set_result(data))
 
-        if self.reached:
-            for ask in asked:
-                ask(reply)
+        for ask in asked:
+            ask(reply)
         try:
             return await asyncio.wait_for(answer, seconds)
         except TimeoutError:
@@ -267,7 +238,7 @@ class MemoryClient(MemoryEnd, ClientEnd):
 
     def tell(self, data: bytes) -> None:
         """Something was broadcast."""
-        self._call(lambda: self._take(data) if self.reached else None)
+        self._call(lambda: None if self._closed else self._take(data))
 
     def _asked(self, client: str, what: str, data: bytes) -> list[Callable[[Reply | None], None]]:
         """What tells each coordinator."""
@@ -276,7 +247,7 @@ class MemoryClient(MemoryEnd, ClientEnd):
 
     async def send(self, client: str, what: str, data: bytes) -> None:
         self._open()
-        for tell in self._asked(client, what, data) if self.reached else ():
+        for tell in self._asked(client, what, data):
             tell(None)
 
     async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
@@ -294,23 +265,23 @@ class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
 
     def tell(self, sender: str, what: str, data: bytes, reply: Reply | None) -> None:
         """A client has sent something."""
-        self._call(lambda: self._mail.put_nowait((sender, what, data, reply)) if self.reached else None)
+        self._call(lambda: None if self._closed else self._mail.put_nowait((sender, what, data, reply)))
 
     def tell_status(self, reply: Reply) -> None:
         """Somebody asks."""
-        self._call(lambda: reply(self._status()) if self.reached else None)
+        self._call(lambda: None if self._closed else reply(self._status()))
 
     async def _read_mail(self, receive: Receive) -> None:
         while True:
             sender, what, data, reply = await self._mail.get()
             answer = await receive(sender, what, data)
-            if answer is not None and reply is not None and self.reached:
+            if answer is not None and reply is not None and not self._closed:
                 reply(_copy(answer))
 
     async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
         self._open()
         copied = _copy(data)
-        for client in self._shared.listeners(MemoryClient) if self.reached else ():
+        for client in self._shared.listeners(MemoryClient):
             client.tell(copied)
 
     async def writer(self, last: int | None, copies: int = 1) -> "MemoryLogWriter":
@@ -318,7 +289,7 @@ class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
         with shared.lock:
             if last is None and shared.log is None:
                 shared.log = []
-        return MemoryLogWriter(self._run, last or 0, self, shared)
+        return MemoryLogWriter(self._run, last or 0, shared)
 
     async def allow(self, owner: str | None, most: int | None) -> None:
         shared = await self._reach()
@@ -339,14 +310,11 @@ class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
 class MemoryLogWriter(LogWriter):
     """Appends to a list if it is as long as it should be."""
 
-    def __init__(self, run: str, last: int, end: MemoryEnd, shared: Shared) -> None:
+    def __init__(self, run: str, last: int, shared: Shared) -> None:
         super().__init__(run, last)
-        self._end = end
         self._shared = shared
 
     async def _store(self, entry: bytes) -> None:
-        if not self._end.reached:
-            raise Interrupted("it is cut off")
         with self._shared.lock:
             log = self._shared.log
             if log is None:
@@ -358,8 +326,6 @@ class MemoryLogWriter(LogWriter):
                 end.stir()
 
     async def _read(self, number: int) -> bytes | None:
-        if not self._end.reached:
-            raise Interrupted("it is cut off")
         log = self._shared.log or []
         return log[number - 1] if len(log) >= number else None
 
