@@ -16,7 +16,6 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -120,7 +119,7 @@ class TakenOverError(NetworkError):
 
 
 class Fenced(Exception):  # noqa: N818
-    """The log has an entry of this number already."""
+    """The log has an entry of this number already; its bytes are given, None where they are not known."""
 
 
 class LogWriter(ABC):
@@ -157,7 +156,7 @@ class LogWriter(ABC):
                     raise NetworkError(f"the log of run {self.run} can't be written: {error}") from error
                 await asyncio.sleep(RETRY_SECONDS)
             except Fenced as error:
-                if await self._there() == entry:  # it arrived, its receipt did not
+                if error.args[0] == entry:  # it arrived, its receipt did not
                     break
                 raise TakenOverError(self.run) from error
         self.last += 1
@@ -165,12 +164,6 @@ class LogWriter(ABC):
     @abstractmethod
     async def finish(self) -> None:
         """Note that the log was ended, for those who may not read it (`Log.over`)."""
-
-    async def _there(self) -> bytes | None:
-        while True:
-            with suppress(Interrupted):
-                return await self._read(self.last + 1)
-            await asyncio.sleep(RETRY_SECONDS)
 
     @abstractmethod
     async def _store(self, entry: bytes) -> None:
@@ -181,10 +174,6 @@ class LogWriter(ABC):
             Interrupted: no receipt came.
             NetworkError: it can't be stored.
         """
-
-    @abstractmethod
-    async def _read(self, number: int) -> bytes | None:
-        """The entry of a number, None if there is none. Raises Interrupted."""
 
 
 class End(ABC):

@@ -320,14 +320,10 @@ class MemoryLogWriter(LogWriter):
             if log is None:
                 raise NetworkError(f"the log of run {self.run} can't be written: it is gone")
             if len(log) != self.last:
-                raise Fenced
+                raise Fenced(log[self.last] if len(log) > self.last else None)
             log.append(_copy(entry))
             for end in self._shared.ends:
                 end.stir()
-
-    async def _read(self, number: int) -> bytes | None:
-        log = self._shared.log or []
-        return log[number - 1] if len(log) >= number else None
 
     async def finish(self) -> None:
         self._shared.over = True

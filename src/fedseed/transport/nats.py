@@ -19,7 +19,6 @@ from fedseed.transport.base import (
     Access,
     ClientEnd,
     CoordinatorEnd,
-    End,
     Events,
     Interrupted,
     Log,
@@ -42,7 +41,7 @@ from fedseed.transport.nats_log import (
     is_missing,
     stored,
 )
-from fedseed.transport.nats_objects import Objects
+from fedseed.transport.nats_objects import ObjectsEnd
 from fedseed.transport.server_log import ServerLog, key_names
 from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects, name_of
@@ -62,7 +61,7 @@ def explained(what: str) -> Iterator[None]:
         raise NetworkError(f"{what}: {error or type(error).__name__}") from error
 
 
-class NatsEnd(End):
+class NatsEnd(ObjectsEnd):
     """What the ends have in common.
 
     Args:
@@ -78,9 +77,7 @@ class NatsEnd(End):
     def __init__(
         self, connection: Guarded, subjects: Subjects, owner: str | None, signatures: Signatures, events: Events
     ) -> None:
-        self.connection, self.subjects, self.signatures = connection, subjects, signatures
-        self.objects = Objects(connection, subjects, signatures)
-        self._owner = owner
+        super().__init__(connection, subjects, owner, signatures)
         self._followers: list[LogFollower] = []
         self._head: tuple[int, bytes] | None = None  # of the log's chain, at the last entry that was read
         self._events = events
@@ -165,16 +162,6 @@ class NatsEnd(End):
         if text not in self._told:
             self._told.add(text)
             self._events.noted(text)
-
-    async def put(self, name: str, data: bytes) -> None:
-        with explained(f"{len(data):,} bytes can't be stored on the server as {name}"):
-            await self.objects.put(self._owner, name, data)
-
-    async def get(self, owner: str | None, name: str, size: int) -> bytes:
-        return await self.objects.get(owner, name, size)
-
-    async def drop(self, owner: str | None, name: str) -> None:
-        await self.objects.drop(owner, name)
 
     async def close(self) -> None:
         for follower in self._followers:
@@ -337,15 +324,12 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
             with explained(f"the log of run {self.subjects.run} can't be made"):
                 await self.connection.jetstream(timeout=REQUEST_SECONDS).add_stream(settings)
 
-        async def chain() -> Chain:
-            made = Chain(self.signatures, self.subjects.log)
-            if made.checks and last:
-                if self._head is None or self._head[0] != last:
-                    await self.entries(last)
-                assert self._head is not None
-                made.head = self._head[1]
-            return made
-
+        chain = Chain(self.signatures, self.subjects.log)
+        if chain.checks and last:
+            if self._head is None or self._head[0] != last:
+                await self.entries(last)
+            assert self._head is not None
+            chain.head = self._head[1]
         return NatsLogWriter(self.connection, self.subjects, last, chain, self._foreign)
 
     def _foreign(self) -> None:
@@ -363,8 +347,13 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
             raise
 
     async def allow(self, owner: str | None, most: int | None) -> None:
-        with explained(f"the object store {self.subjects.bucket(owner)} can't be made"):
-            await self.objects.allow(owner, most)
+        bucket = self.subjects.bucket(owner)
+        with explained(f"the object store {bucket} can't be made"):
+            try:
+                await self._stream.object_store(bucket)
+            except NotFoundError:
+                settings = api.ObjectStoreConfig(bucket=bucket, max_bytes=-1 if most is None else most)
+                await self._stream.create_object_store(bucket, settings)
 
     async def delete(self) -> None:
         stream = self.connection.jetstream(timeout=REQUEST_SECONDS)

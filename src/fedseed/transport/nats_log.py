@@ -5,7 +5,7 @@ import base64
 import json
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from copy import copy
 from typing import Any, NamedTuple
@@ -236,31 +236,23 @@ class NatsLogWriter(LogWriter):
         connection: to NATS.
         subjects: the run's.
         last: the sequence number of the last entry.
-        chained: the chain up to there.
+        chain: the chain up to there.
         foreign: told of each message that is not an entry.
     """
 
     def __init__(
-        self, connection: Guarded, subjects: Subjects, last: int, chained: Callable[[], Awaitable[Chain]],
-        foreign: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self, connection: Guarded, subjects: Subjects, last: int, chain: Chain, foreign: Callable[[], None]
+    ) -> None:
         super().__init__(subjects.run, last)
         self._connection = connection
         self._stream = connection.jetstream(timeout=REQUEST_SECONDS)
         self._subjects = subjects
-        self._sequence = last  # of the last message that is known, an entry or not; where entries are signed
-        self._chained = chained
-        self._chain: Chain | None = None
+        self._sequence = last  # of the last message that is known, an entry or not
+        self._chain = chain
         self._foreign = foreign
         self._stored: tuple[int, int, bytes] | None = None  # entry that was stored: number, sequence, signature
-        self._found: bytes | None = None  # the entry that stands where ours should: ours, perhaps
 
     async def _store(self, entry: bytes) -> None:
-        if self._chain is None:
-            self._chain = await self._chained()
-        if not self._chain.checks:
-            await self._publish(entry, None, self.last)
-            return
         if self._stored is not None and self._stored[0] == self.last:  # that one counts
             _, self._sequence, self._chain.head = self._stored
         headers, head = self._chain.sign(entry)
@@ -274,19 +266,18 @@ class NatsLogWriter(LogWriter):
                 found = await self._next(copy(self._chain))
                 if found == entry:
                     return
-            self._found = found
-            raise
+            raise Fenced(found) from None
 
-    async def _publish(self, entry: bytes, headers: dict[str, str] | None, last: int | None) -> int:
+    async def _publish(self, entry: bytes, headers: dict[str, str], last: int | None) -> int:
         """Publish after a message, or after whatever there is; returns the sequence number."""
         expected = {} if last is None else {"Nats-Expected-Last-Sequence": str(last)}
         try:
-            receipt = await self._stream.publish(self._subjects.log, entry, headers={**expected, **(headers or {})})
+            receipt = await self._stream.publish(self._subjects.log, entry, headers={**expected, **headers})
         except APIError as error:
             if error.err_code == WRONG_LAST_SEQUENCE:
                 if last is not None and await self._is_older(last):
                     raise LogOlderError(self.run) from error
-                raise Fenced from error
+                raise Fenced(None) from error
             raise NetworkError(f"the log of run {self.run} can't be written: {error}") from error
         except NoStreamResponseError as error:
             if await is_missing(self._connection, self._subjects.stream):
@@ -322,16 +313,6 @@ class NatsLogWriter(LogWriter):
                 self._foreign()
         self._sequence = seen
         return None
-
-    async def _read(self, number: int) -> bytes | None:
-        if self._chain is not None and self._chain.checks:
-            return self._found
-        try:
-            return (await self._stream.get_msg(self._subjects.stream, number)).data
-        except NotFoundError:
-            return None
-        except (TimeoutError, nats.errors.Error) as error:
-            raise Interrupted(str(error)) from error
 
     async def finish(self) -> None:
         """Describe the stream so; a run is no less over if that fails."""

@@ -20,7 +20,7 @@ from nats.js import api
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import MessageError, NetworkError
-from fedseed.transport.base import Interrupted
+from fedseed.transport.base import End, Interrupted
 from fedseed.transport.nats_connection import Guarded
 from fedseed.transport.nats_log import RETRY_SECONDS, Stored, stored
 from fedseed.transport.signatures import Signatures
@@ -36,60 +36,45 @@ UNAVAILABLE = 10008  # for now, in a cluster
 NO_ROOM = 10077
 
 
-class Objects:
-    """A run's objects.
+class ObjectsEnd(End):
+    """An end as far as it stores and fetches blobs.
 
     Args:
         connection: to NATS.
         subjects: the run's names there.
-        signatures: sign this side's chunks, and check the other's.
+        owner: whose blobs are put here; None: the coordinator's.
+        signatures: sign what is sent, and check what comes.
     """
 
-    def __init__(self, connection: Guarded, subjects: Subjects, signatures: Signatures) -> None:
-        self._connection = connection
-        self._subjects = subjects
-        self._signatures = signatures
+    def __init__(self, connection: Guarded, subjects: Subjects, owner: str | None, signatures: Signatures) -> None:
+        self.connection, self.subjects, self.signatures = connection, subjects, signatures
+        self._owner = owner
         self._stream = connection.jetstream(timeout=CHUNK_SECONDS)
         self._stored: set[str] = set()  # names of what this process has stored
 
-    async def allow(self, owner: str | None, most: int | None) -> None:
-        """Make an owner's store, if there is none. Raises nats' errors."""
-        bucket = self._subjects.bucket(owner)
-        try:
-            await self._stream.object_store(bucket)
-        except NotFoundError:
-            settings = api.ObjectStoreConfig(bucket=bucket, max_bytes=-1 if most is None else most)
-            await self._stream.create_object_store(bucket, settings)
-
-    async def put(self, owner: str | None, name: str, data: bytes) -> None:
-        """Store an object, in place of one of the same name; again after an interruption.
-
-        Raises:
-            NoStreamResponseError, NotFoundError: the owner has no store.
-            NetworkError: it can't be stored: there is no room, say.
-        """
+    async def put(self, name: str, data: bytes) -> None:
+        """Store a blob, in place of one of the same name; again after an interruption."""
         self._stored.add(name)
         give_up = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 try:
-                    await self._put(owner, name, data)
+                    await self._put(self._owner, name, data)
                 except APIError as error:
-                    if error.err_code != NO_ROOM or not await self._make_room(owner):
+                    if error.err_code != NO_ROOM or not await self._make_room(self._owner):
                         raise
-                    await self._put(owner, name, data)
+                    await self._put(self._owner, name, data)
                 return
-            except (NoStreamResponseError, NotFoundError, nats.errors.ConnectionClosedError):
-                raise
-            except (TimeoutError, nats.errors.Error) as error:
+            except (TimeoutError, nats.errors.Error, OSError) as error:
+                gone = isinstance(error, NoStreamResponseError | NotFoundError | nats.errors.ConnectionClosedError)
                 refused = isinstance(error, APIError) and error.err_code != UNAVAILABLE
-                if refused or time.monotonic() > give_up:
+                if gone or refused or time.monotonic() > give_up:
                     what = f"{len(data):,} bytes can't be stored on the server as {name}"
-                    raise NetworkError(f"{what}: {error}") from error
+                    raise NetworkError(f"{what}: {error or type(error).__name__}") from error
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _put(self, owner: str | None, name: str, data: bytes) -> None:
-        bucket, chunks = self._subjects.bucket(owner), self._subjects.chunks(owner, name)
+        bucket, chunks = self.subjects.bucket(owner), self.subjects.chunks(owner, name)
         await self._stream.purge_stream(f"OBJ_{bucket}", subject=chunks)
         attempt, digest = secrets.token_hex(8), hashlib.sha256()
         sending: list[asyncio.Task[api.PubAck]] = []
@@ -99,7 +84,7 @@ class Objects:
                 chunk = data[start : start + CHUNK_BYTES]
                 digest.update(chunk)
                 place = f"{attempt}.{number}.{len(data)}"
-                signed = self._signatures.headers(chunks, chunk, place.encode()) or {}
+                signed = self.signatures.headers(chunks, chunk, place.encode()) or {}
                 headers = {PLACE: place, **signed}
                 sending.append(asyncio.create_task(self._stream.publish(chunks, chunk, headers=headers)))
                 if len(sending) == AT_ONCE:
@@ -116,13 +101,13 @@ class Objects:
             "digest": "SHA-256=" + base64.urlsafe_b64encode(digest.digest()).decode(),
             "options": {"max_chunk_size": CHUNK_BYTES},
         }  # fmt: skip
-        entry = self._subjects.object_entry(owner, name)
+        entry = self.subjects.object_entry(owner, name)
         await self._stream.publish(entry, json.dumps(about).encode(), headers={"Nats-Rollup": "sub"})
 
     async def _make_room(self, owner: str | None) -> bool:
         """Delete what others have written into this store, or an earlier process; whether there was any."""
-        stream = f"OBJ_{self._subjects.bucket(owner)}"
-        place = (self._subjects.chunks, self._subjects.object_entry)
+        stream = f"OBJ_{self.subjects.bucket(owner)}"
+        place = (self.subjects.chunks, self.subjects.object_entry)
         mine = {subject(owner, name) for subject in place for name in self._stored}
         found = (await self._stream.stream_info(stream, subjects_filter=">")).state.subjects or {}
         for subject in found.keys() - mine:
@@ -130,33 +115,28 @@ class Objects:
         return bool(found.keys() - mine)
 
     async def drop(self, owner: str | None, name: str) -> None:
-        """Delete an object, as far as it is there."""
-        stream = f"OBJ_{self._subjects.bucket(owner)}"
+        stream = f"OBJ_{self.subjects.bucket(owner)}"
         with suppress(nats.errors.Error, TimeoutError):
-            await self._stream.purge_stream(stream, subject=self._subjects.chunks(owner, name))
-            await self._stream.purge_stream(stream, subject=self._subjects.object_entry(owner, name))
+            await self._stream.purge_stream(stream, subject=self.subjects.chunks(owner, name))
+            await self._stream.purge_stream(stream, subject=self.subjects.object_entry(owner, name))
 
     async def get(self, owner: str | None, name: str, size: int) -> bytes:
-        """Fetch an object; an interruption is waited for.
-
-        Raises:
-            MessageError: it is not there, or of another size.
-        """
+        """Fetch a blob; an interruption is waited for."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while True:
                     with suppress(Interrupted):
-                        return await self._connection.unless_interrupted(self._get(owner, name, size))
+                        return await self.connection.unless_interrupted(self._get(owner, name, size))
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError as error:
             raise MessageError(f"the object {name} can't be had: it does not come") from error
 
     async def _get(self, owner: str | None, name: str, size: int) -> bytes:
-        stream, subject = f"OBJ_{self._subjects.bucket(owner)}", self._subjects.chunks(owner, name)
+        stream, subject = f"OBJ_{self.subjects.bucket(owner)}", self.subjects.chunks(owner, name)
         attempt, chunks, there = "", dict[int, bytes](), 0
         why = f"the object {name} can't be had: it is not there"
         with suppress(NotFoundError):
-            async with aclosing(stored(self._connection, stream, subject=subject)) as messages:
+            async with aclosing(stored(self.connection, stream, subject=subject)) as messages:
                 async for message in messages:
                     place = _PLACE.fullmatch((message.headers or {}).get(PLACE, ""))
                     if place is None or not self._is_owners(owner, subject, message, place[0]):
@@ -177,5 +157,5 @@ class Objects:
     def _is_owners(self, owner: str | None, subject: str, chunk: Stored, place: str) -> bool:
         signed = subject, chunk.data, chunk.headers, place.encode()
         if owner is None:
-            return self._signatures.of_coordinator(*signed)
-        return self._signatures.of_client(owner, *signed)
+            return self.signatures.of_coordinator(*signed)
+        return self.signatures.of_client(owner, *signed)

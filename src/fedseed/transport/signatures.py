@@ -216,8 +216,6 @@ class Chain:
         return True
 
     def sign(self, data: bytes) -> tuple[dict[str, str], bytes]:
-        """The header of the next entry, and what `head` is once it stands in the log."""
-        headers = self._signatures.headers(self._subject, data, self.head)
-        signature = signature_in(headers)
-        assert headers is not None and signature is not None
-        return headers, signature
+        """The header of the next entry, if it is signed, and what `head` is once it stands in the log."""
+        headers = self._signatures.headers(self._subject, data, self.head) or {}
+        return headers, signature_in(headers) or b""
