@@ -1,6 +1,6 @@
 """What clients' work costs."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -55,13 +55,8 @@ class Cost:
         """Add another's work."""
         for phase, seconds in other.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-        self.forward_passes += other.forward_passes
-        self.backward_passes += other.backward_passes
-        self.skipped_steps += other.skipped_steps
-        self.losses += other.losses
-        self.counted += other.counted
-        self.moved_weights += other.moved_weights
-        self.movable_weights += other.movable_weights
+        for one in fields(self)[1:]:
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
     def to_json(self) -> dict[str, Any]:
         """A form that JSON can hold: `Cost(**cost.to_json())` is equal."""

@@ -48,10 +48,7 @@ class Site:
         self._end = NodeEnd()
         self._parts: dict[str, tuple[Introduction, Answers]] = {}  # by the first of a node's clients
         self._loop = asyncio.new_event_loop()
-        self._measured: tuple[int, dict[str, Any]] = (
-            -1,
-            {},
-        )  # of which version of the weights, and what
+        self._measured: tuple[int, dict[str, Any]] = -1, {}  # of which version of the weights, and what
         self.whole = load()
         self.replica = Replica(self._end, RUN, self._loaded, self.whole, WorkThread(), Silent(), lambda: None)
 

@@ -234,41 +234,37 @@ def _certificates(out: Path, hosts: Sequence[str], valid: Validity) -> None:
     def name(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # a common name holds no more
 
-    def builder(subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        return (
-            x509.CertificateBuilder()
-            .subject_name(name(subject))
-            .issuer_name(name("fedseed authority"))
-            .public_key(key.public_key())
+    authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+
+    def certificate(
+        subject: str, key: ec.EllipticCurvePrivateKey, *extensions: tuple[x509.ExtensionType, bool]
+    ) -> x509.Certificate:
+        made = (
+            x509.CertificateBuilder(name("fedseed authority"), name(subject), key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(start)
             .not_valid_after(end)
         )
+        for extension, critical in extensions:
+            made = made.add_extension(extension, critical)
+        return made.sign(authority, hashes.SHA256())
 
-    authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    root = (
-        builder("fedseed authority", authority)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(identifier, critical=False)
-        .sign(authority, hashes.SHA256())
-    )
+    basic = x509.BasicConstraints(ca=True, path_length=0)
+    root = certificate("fedseed authority", authority, (basic, True), (usage, True), (identifier, False))
     alternatives: list[x509.GeneralName] = []
     for host in hosts:
         try:
             alternatives.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
             alternatives.append(x509.DNSName(host))
-    leaf = (
-        builder(hosts[0], server)
-        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .sign(authority, hashes.SHA256())
-    )
+    leaf = certificate(
+        hosts[0], server,
+        (x509.SubjectAlternativeName(alternatives), False), (x509.BasicConstraints(ca=False, path_length=None), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), False),
+    )  # fmt: skip
     pem = serialization.Encoding.PEM
     (out / "ca.pem").write_bytes(root.public_bytes(pem))
     (out / "server.pem").write_bytes(leaf.public_bytes(pem))

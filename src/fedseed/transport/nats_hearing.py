@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 import nats.errors
@@ -115,6 +116,7 @@ class _Said(NamedTuple):
     signed: Mapping[str, str]  # the header with its signature
 
 
+@dataclass
 class Hearing(Working):
     """Takes what clients send. Messages of each key take turns with the others'.
 
@@ -127,22 +129,20 @@ class Hearing(Working):
         rejected: is told what is not let through.
     """
 
-    def __init__(
-        self, connection: Client, subjects: Subjects, signatures: Signatures, receive: Receive, answer: Answer,
-        rejected: Rejected,
-    ) -> None:  # fmt: skip
-        self._connection = connection
-        self._subjects = subjects
-        self._signatures = signatures
-        self._receive = receive
-        self._answer = answer
-        self._rejected = rejected
+    connection: Client
+    subjects: Subjects
+    signatures: Signatures
+    receive: Receive
+    answer: Answer
+    rejected: Rejected
+
+    def __post_init__(self) -> None:
         self._turns = Turns[_Said](PENDING_BYTES, lambda said: self.dropped(said.sender))
 
     async def begin(self) -> None:
         """Begins to listen."""
-        up = f"{self._subjects.root}.up.*.*"
-        await self._connection.subscribe(up, cb=self._take, pending_bytes_limit=PENDING_BYTES)
+        up = f"{self.subjects.root}.up.*.*"
+        await self.connection.subscribe(up, cb=self._take, pending_bytes_limit=PENDING_BYTES)
         self.work(self._keep_looking())
 
     async def _take(self, message: Msg) -> None:
@@ -150,22 +150,22 @@ class Hearing(Working):
         parts = message.subject.split(".")
         sender = name_of(parts[-2])
         if sender is None:
-            self._rejected("somebody", "a message in the name of nobody")
+            self.rejected("somebody", "a message in the name of nobody")
             return
         signed = {HEADER: (message.headers or {}).get(HEADER, "")[:100]}
-        if self._signatures.clients is not None and signature_in(signed) is None:  # it waits in nobody's line
+        if self.signatures.clients is not None and signature_in(signed) is None:  # it waits in nobody's line
             self._unsigned(sender)
             return
         said = _Said(sender, parts[-1], message.data, message.subject, message.reply, signed)
         size = len(message.data) + len(message.subject) + len(message.reply)
-        self._turns.put(self._signatures.line(sender), said, size)
+        self._turns.put(self.signatures.line(sender), said, size)
 
     def _unsigned(self, name: str) -> None:
-        self._rejected("somebody", f"a message in the name of {name[:100]} without a signature of its key")
+        self.rejected("somebody", f"a message in the name of {name[:100]} without a signature of its key")
 
     def dropped(self, name: str | None) -> None:
         """Reports that there was no room for a message, which is not proven to be this client's."""
-        self._rejected("somebody" if name is None else f"somebody as {name}", TOO_MANY)
+        self.rejected("somebody" if name is None else f"somebody as {name}", TOO_MANY)
 
     async def _keep_looking(self) -> None:
         turn = 0
@@ -184,17 +184,18 @@ class Hearing(Working):
                 await asyncio.sleep(0)
 
     async def _look(self, said: _Said) -> None:
-        if not self._signatures.of_client(said.sender, said.subject, said.data, said.signed):
+        if not self.signatures.of_client(said.sender, said.subject, said.data, said.signed):
             self._unsigned(said.sender)
             return
-        if said.reply and not said.reply.startswith(f"{self._subjects.inbox(said.sender)}."):
-            self._rejected(said.sender, "its question is to be answered elsewhere than in its inbox")
+        if said.reply and not said.reply.startswith(f"{self.subjects.inbox(said.sender)}."):
+            self.rejected(said.sender, "its question is to be answered elsewhere than in its inbox")
             return
-        reply = await self._receive(said.sender, said.what, said.data)
+        reply = await self.receive(said.sender, said.what, said.data)
         if reply is not None and said.reply:
-            await self._answer(said.reply, reply)
+            await self.answer(said.reply, reply)
 
 
+@dataclass
 class Questions(Working):
     """Answers questions for the status, at a cost that does not depend on how many there are.
 
@@ -208,32 +209,30 @@ class Questions(Working):
         rejected: is told what is not answered.
     """
 
-    def __init__(
-        self, connection: Client, subjects: Subjects, status: Callable[[], bytes], answer: Answer, rejected: Rejected
-    ) -> None:
-        self._connection, self._subjects = connection, subjects
-        self._status = status
-        self._answer = answer
-        self._rejected = rejected
-        self._newest: tuple[float, bytes] | None = None  # since when, and the answer
-        self._answered: set[str] = set()  # the inboxes that it has been sent to
+    connection: Client
+    subjects: Subjects
+    status: Callable[[], bytes]
+    answer: Answer
+    rejected: Rejected
+    _newest: tuple[float, bytes] | None = None  # since when, and the answer
+    _answered: set[str] = field(default_factory=set)  # the inboxes that it has been sent to
 
     async def begin(self) -> None:
         """Begins to listen."""
-        subject = self._subjects.status
-        await self._connection.subscribe(subject, cb=self._take, pending_bytes_limit=PENDING_QUESTIONS)
+        subject = self.subjects.status
+        await self.connection.subscribe(subject, cb=self._take, pending_bytes_limit=PENDING_QUESTIONS)
 
     async def _take(self, message: Msg) -> None:
-        coordinators = message.reply.startswith(f"{self._subjects.inbox('coordinator')}.")
-        if not coordinators and not message.reply.startswith(f"{self._subjects.inbox('watcher')}."):
-            self._rejected("somebody", ELSEWHERE)
+        coordinators = message.reply.startswith(f"{self.subjects.inbox('coordinator')}.")
+        if not coordinators and not message.reply.startswith(f"{self.subjects.inbox('watcher')}."):
+            self.rejected("somebody", ELSEWHERE)
             return
         answer = self._now()
         if message.reply in self._answered:  # whoever asks again at once has this answer already
             return
         if coordinators or len(self._answered) < ANSWERS:
             self._answered.add(message.reply)
-            await self._answer(message.reply, answer)
+            await self.answer(message.reply, answer)
         elif not self.working:
             self.work(self._answer_all())
 
@@ -241,12 +240,12 @@ class Questions(Working):
         """Returns the newest answer; makes a new one if it is old."""
         now = time.monotonic()
         if self._newest is None or now > self._newest[0] + STATUS_SECONDS:
-            self._newest, self._answered = (now, self._status()), set()
+            self._newest, self._answered = (now, self.status()), set()
         return self._newest[1]
 
     async def _answer_all(self) -> None:
         await asyncio.sleep(STATUS_SECONDS)
-        await self._answer(self._subjects.statuses, self._now())
+        await self.answer(self.subjects.statuses, self._now())
 
 
 async def room_to_send(connection: Client) -> None:
