@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from fedseed.errors import MessageError, OrbitError
 from fedseed.federation import protocol as wire
 from fedseed.federation.control import Beginning, Question, read
+from fedseed.federation.large import Stored
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods import FeedSign
 from fedseed.orbit import Header
@@ -35,12 +36,12 @@ def test_plans():
     assert wire.read_plan(wire.plan_message([], True, MESSAGE)[1:]) == (None, MESSAGE)
     assert wire.read_plan(wire.plan_message([3, 9], False, MESSAGE)[1:]) == (frozenset({3, 9}), MESSAGE)
     assert wire.read_silent(wire.silent_message(8, 2, "loss is nan")) == (8, 2, "loss is nan")
-    stored = wire.Stored("update-1-0-3", 10**9, MESSAGE[:28])
-    assert wire.Stored.decode(stored.encode()) == stored
+    stored = Stored("update-1-0-3", 10**9, MESSAGE[:28])
+    assert Stored.decode(stored.encode()) == stored
 
 
 READERS = [
-    wire.Entry.decode, wire.read_plan, wire.read_silent, wire.Stored.decode, partial(read, Question), Message.decode,
+    wire.Entry.decode, wire.read_plan, wire.read_silent, Stored.decode, partial(read, Question), Message.decode,
     lambda data: wire.read_header(wire.Entry.decode(b"H" + data)), lambda data: read(Question, b'{"round": ' + data),
 ]  # fmt: skip
 

@@ -23,11 +23,11 @@ import numpy as np
 from fedseed.errors import FedseedError, MessageError
 from fedseed.federation.control import Beginning, Question, read
 from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.large import Stored
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.network_coordinator import NetworkCoordinator
+from fedseed.federation.network_coordinator import NetworkCoordinator, status_answer
 from fedseed.federation.protocol import (
     Entry,
-    Stored,
     header_entry,
     mark_entry,
     read_header,
@@ -233,7 +233,7 @@ class Conversation:
 
     def look(self):
         """Ask for the status, and see that it is bounded and free of control characters."""
-        answer = self.talk._answer()
+        answer = status_answer(self.talk.status(), self.talk.session.end.largest)
         assert len(answer) < 1 << 18, f"a status of {len(answer):,} bytes"
         text = json.loads(answer)
         assert "\x1b" not in str(text) and "\u202e" not in json.dumps(text, ensure_ascii=False)
