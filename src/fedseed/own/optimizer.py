@@ -13,6 +13,7 @@ from fedseed.errors import NonFiniteError, OrbitError, RecipeError
 from fedseed.methods import Method, MeZO
 from fedseed.methods.base import Answer, Answers
 from fedseed.methods.payload import Nothing
+from fedseed.objectives.losses import Objective
 from fedseed.orbit import NO_DIGEST, Header, Record
 from fedseed.orbit.file import write_orbit
 from fedseed.orbit.replay import catch_up
@@ -25,16 +26,11 @@ from fedseed.weights.space import ParameterSpace
 Closure = Callable[[], Any]
 
 
-class _Closures:
+class _Closures(Objective):
     """Takes a closure of the loop for an example: its loss is what the closure returns."""
 
-    dropped = 0
-
-    def prepare(self, examples: Sequence[Closure]) -> list[Closure]:
-        return list(examples)
-
-    def weight(self, item: Closure) -> int:
-        return 1
+    def items(self, example: Closure) -> list[Closure]:
+        return [example]
 
     def losses(self, model: torch.nn.Module, items: Sequence[Closure]) -> torch.Tensor:
         return torch.tensor([float(item()) for item in items], dtype=torch.float64)
