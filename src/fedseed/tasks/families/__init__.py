@@ -52,7 +52,7 @@ class Family:
         values = draw(self.draw, rng)
         shown = write(rng.choice(self.inputs) if len(self.inputs) > 1 else self.inputs[0], values)
         answer = write(self.answer, values)
-        asked = [str(values[name]) for name in names_in(self.templates)]
+        asked = [str(values[name]) for name in names_in(self.templates, values)]
         # The input is part of the content even where the question repeats its words.
         content = "\n".join([shown, answer, *asked])
         return Instance(self.name, write(rng.choice(self.templates), values), shown, answer, content)
