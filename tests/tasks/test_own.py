@@ -283,7 +283,7 @@ def test_a_folder_for_each_client(tmp_path):
     assert task.client_names() == [c.name for c in data.clients] == ["anna", "bert"]
     assert [len(c.examples) for c in data.clients] == [9, 9] and len(data.evaluation[""]) == 2
     assert data.notes[0] == "left aside, for it is no client's: settings.json"
-    only = task.load_clients(["bert"])
+    only = task.load_part(["bert"], evaluate=False)
     assert [(c.name, c.examples) for c in only.clients] == [("bert", data.clients[1].examples)]
     write_lines(tmp_path / "cem.jsonl", ROWS)  # files go first, and what is left aside is said
     assert task.client_names() == ["cem"]

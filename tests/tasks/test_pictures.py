@@ -10,7 +10,7 @@ from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
 from fedseed.tasks import CIFAR10Task, CIFAR100Task, DigitsTask
 from fedseed.tasks.partition import ByField
-from fedseed.tasks.pictures import BASE, BASE_CLASSES, SIZE, TEST, images, pictures_of_base
+from fedseed.tasks.pictures import BASE, BASE_CLASSES, SIZE, TEST, digit_pictures, pictures_of_base
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -103,7 +103,8 @@ def keys(pictures):
 
 
 def test_pixels_are_scikit_learns_scaled_to_bytes():
-    pixels, labels = images()
+    made = digit_pictures(range(10), 0, SIZE)
+    pixels, labels = np.stack([picture.pixels for picture in made]), [picture.label for picture in made]
     source, targets = load_digits(return_X_y=True)
     assert pixels.shape == (SIZE, 8, 8, 1) and pixels.dtype == np.uint8 and (pixels.min(), pixels.max()) == (0, 255)
     back = np.rint(pixels.reshape(SIZE, 64) / 255 * 16)

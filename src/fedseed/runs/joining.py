@@ -107,7 +107,7 @@ class Loading:
         elif whole is not None:
             self.data = whole.only(self.hosted)
         else:
-            self.data = recipe.task.load_clients(self.hosted)
+            self.data = recipe.task.load_part(self.hosted, evaluate=False)
 
     def _only(self) -> str:
         if len(self.hosted) != 1:
@@ -148,7 +148,7 @@ class Loading:
                     self._evaluation = self.data
                 else:
                     shared = None if self._parts is None else task.load_shared(self._own.evaluation_file)
-                    self._evaluation = shared or task.load_evaluation(self.hosted)
+                    self._evaluation = shared or task.load_part(self.hosted, evaluate=True)
             measure, notes = evaluation_of(self.recipe, equipment, self._evaluation, self._parts)
             told = () if self._evaluation is self.data else self._evaluation.notes
             for note in (*told, *notes) if first else ():

@@ -39,29 +39,21 @@ class Task(BaseModel, ABC):
         """
         return None
 
-    def load_clients(self, names: Collection[str]) -> TaskData:
-        """Some clients' examples, the same as `load` gives them; the data of others is not kept.
+    def load_part(self, names: Collection[str], evaluate: bool) -> TaskData:
+        """Returns what a process that hosts some clients needs of `load`'s data; that of others is not kept.
 
         A task whose clients' data lies in a file each opens no other files than theirs.
 
         Args:
             names: the clients.
+            evaluate: the evaluation sets, without clients; of clients that each hold out some of their own examples,
+                what these hold out. Otherwise the clients' examples, without evaluation sets.
 
         Raises:
             RecipeError: the data can't be had, or does not fit the settings.
         """
-        return self.load().only(names)
-
-    def load_evaluation(self, names: Collection[str]) -> TaskData:
-        """The evaluation sets, without clients, for a process that hosts some clients.
-
-        Args:
-            names: the clients; where each holds out some of its own examples, those of others are not opened.
-
-        Raises:
-            RecipeError: the data can't be had, or does not fit the settings.
-        """
-        return replace(self.load(), clients=())
+        data = self.load()
+        return replace(data, clients=()) if evaluate else data.only(names)
 
     # -- parties with data of their own ------------------------------------------------------------------------------
 
@@ -88,7 +80,7 @@ class Task(BaseModel, ABC):
         Raises:
             RecipeError: they can't be had.
         """
-        return self.load_evaluation(())
+        return self.load_part((), evaluate=True)
 
     def load_own(self, name: str, own: OwnData, alone: bool = True) -> TaskData:
         """One client's own examples, and what it holds out of them.

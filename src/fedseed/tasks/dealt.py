@@ -1,9 +1,9 @@
 """Tasks whose training examples are dealt to clients by a partition, by labels that the data or the examples have."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, PositiveInt
 
@@ -14,10 +14,10 @@ from fedseed.tasks.data import ClientData, TaskData, span, who_holds
 from fedseed.tasks.partition import IID, AnyPartition, ByField
 
 Share = Annotated[float, Field(ge=0, lt=1)]
+Row = TypeVar("Row")
 
 
-@dataclass(frozen=True)
-class Labelled:
+class Labelled(NamedTuple):
     """An example and the label it may be dealt by ("" if the data has none)."""
 
     example: Any
@@ -86,24 +86,27 @@ class DealtTask(Task):
 
     def load(self) -> TaskData:
         if isinstance(self.partition, ByField) and self.partition.field not in self.fields:
-            known = f'"{self.name}" has ' + (
-                " and ".join(f'"{field}"' for field in self.fields) or "no field to deal by"
-            )
-            raise RecipeError(f'task.partition.field = "{self.partition.field}": {known}')
+            known = " and ".join(f'"{field}"' for field in self.fields) or "no field to deal by"
+            raise RecipeError(f'task.partition.field = "{self.partition.field}": "{self.name}" has {known}')
         if self.evaluate_on == "validation" and not getattr(self, "validation", 1):
             raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
         parts = self.parts()
         clients = deal_clients(parts.train, self.partition, self.clients, self.default_clients, self.dealing_seed)
-        sizes, of_classes = [len(client.examples) for client in clients], ""
+        of_classes = ""
         if parts.classes:
             kinds = [len({picture.label for picture in client.examples}) for client in clients]
             of_classes = f" of {span(kinds, 'class', 'classes')}"
-        held = who_holds(sizes, "picture" if parts.classes else "example")
+        held = who_holds([len(client.examples) for client in clients], "picture" if parts.classes else "example")
         notes = (*parts.notes, f"{held}{of_classes} ({self.partition.kind})")
         sets = parts.tests
         if self.evaluate_on == "validation":
             sets = parts.validation_sets or {"": parts.validation}
         return TaskData(clients, sets, parts.validation, notes, self.scores, parts.classes)
+
+
+def picked(rows: Sequence[Row], numbers: Iterable[int]) -> list[Row]:
+    """Returns the rows with these numbers, in the rows' order."""
+    return [rows[number] for number in sorted(numbers)]
 
 
 def share_of(share: float, count: int) -> int:

@@ -27,7 +27,7 @@ from pydantic import PositiveInt
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import Example
-from fedseed.tasks.dealt import DealtTask, Labelled, Parts, Share, share_of
+from fedseed.tasks.dealt import DealtTask, Labelled, Parts, Share, picked, share_of
 from fedseed.tasks.files import Record, hub_rows, read_records
 from fedseed.tasks.metrics import last_number
 from fedseed.tasks.partition import IID, AnyPartition, ByField, Dirichlet, Quantity
@@ -72,17 +72,17 @@ class InstructionData(DealtTask):
         order = permutation(self.seed, Domain.PARTITION, len(rows), HELD_OUT).tolist()
         if test is None:
             count = share_of(self.held_out, len(rows))
-            test, order = [rows[i] for i in sorted(order[:count])], order[count:]
+            test, order = picked(rows, order[:count]), order[count:]
         count = share_of(self.validation, len(order))
-        validation = [rows[i].example for i in sorted(order[:count])]
-        held = [rows[i] for i in sorted(order[count:][: self.examples])]
+        validation = [row.example for row in picked(rows, order[:count])]
+        held = picked(rows, order[count:][: self.examples])
         if not held or not test or (self.evaluate_on == "validation" and not validation):
             raise RecipeError(
                 f'task.path = "{self.path}": too few examples: {len(held):,} for training, {len(validation):,} for '
                 f"validation, {len(test):,} held out"
             )
         drawn = permutation(self.seed, Domain.PARTITION, len(test), HELD_OUT)[: self.evaluation]
-        evaluation = [test[i].example for i in sorted(drawn.tolist())]
+        evaluation = [row.example for row in picked(test, drawn)]
         notes.append(
             f"{len(held):,} training, {len(validation):,} validation and {len(evaluation):,} held-out examples"
         )
@@ -188,14 +188,14 @@ class CodeAlpacaTask(InstructionData):
 
     def _language(self, row: Record) -> str:
         language = row.values.get("input")
-        if language in LANGUAGES:
-            return str(language)
-        if isinstance(self.partition, IID | Quantity):
+        if language not in LANGUAGES and isinstance(self.partition, IID | Quantity):
             return ""  # the larger CodeAlpaca has other inputs; dealing them needs no language
-        raise RecipeError(
-            f'{row.where}: "input" = {language!r}: one of {", ".join(LANGUAGES)} is expected, for '
-            f'task.partition.kind = "{self.partition.kind}" deals by language; "iid" and "quantity" do without'
-        )
+        if language not in LANGUAGES:
+            raise RecipeError(
+                f'{row.where}: "input" = {language!r}: one of {", ".join(LANGUAGES)} is expected, for '
+                f'task.partition.kind = "{self.partition.kind}" deals by language; "iid" and "quantity" do without'
+            )
+        return str(language)
 
 
 class GSM8KTask(InstructionData):
@@ -213,14 +213,15 @@ class GSM8KTask(InstructionData):
     scores: ClassVar[tuple[str, ...]] = ("rouge_l", "final_number")
 
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        train = [self._example(row) for row in self.rows(["train.jsonl"], "train", "main")]
         place = Path(self.path).expanduser()
-        if not place.is_file():
-            return train, [self._example(row) for row in self.rows(["test.jsonl"], "test", "main")], []
         beside = place.with_name("test.jsonl")
-        if not beside.is_file() or beside == place:
-            return train, None, []
-        return train, [self._example(row) for row in read_records(beside)], []
+        test = None
+        if not place.is_file():
+            test = self.rows(["test.jsonl"], "test", "main")
+        elif beside.is_file() and beside != place:
+            test = read_records(beside)
+        train = [self._example(row) for row in self.rows(["train.jsonl"], "train", "main")]
+        return train, None if test is None else [self._example(row) for row in test], []
 
     def _example(self, row: Record) -> Labelled:
         answer = row.field("answer", str)

@@ -1,5 +1,6 @@
 """The project's own many-task instruction set, dealt to clients family by family."""
 
+from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -68,7 +69,7 @@ class InstructionsTask(Task):
         except ValueError as error:
             raise RecipeError(f"task: {error}") from error
         labels = [family.name for family, s in zip(dealt, splits, strict=True) for _ in s.train]
-        examples = [example(x, self.prompt) for s in splits for x in s.train]
+        examples = self._examples(s.train for s in splits)
         if self.partition is None:
             owners = [number // self.families_per_client for number, s in enumerate(splits) for _ in s.train]
             dealt_out = [[j for j, owner in enumerate(owners) if owner == i] for i in range(self.clients)]
@@ -78,16 +79,21 @@ class InstructionsTask(Task):
             ClientData(name, [examples[j] for j in mine], [labels[j] for j in mine])
             for name, mine in zip(self.client_names(), dealt_out, strict=True)
         ]
-        validation = [example(x, self.prompt) for s in splits for x in s.validation]
+        validation = self._examples(s.validation for s in splits)
         if self.evaluate_on == "validation":
             return TaskData(clients, {"": validation}, validation)
-        evaluation = {"": [example(x, self.prompt) for s in splits for x in s.test]}
+        evaluation = {"": self._examples(s.test for s in splits)}
         if unseen:
-            evaluation["unseen_"] = [example(x, self.prompt) for s in unseen for x in s.test]
+            evaluation["unseen_"] = self._examples(s.test for s in unseen)
         return TaskData(clients, evaluation, validation)
 
+    def _examples(self, parts: Iterable[Sequence[Instance]]) -> list[Example]:
+        """Returns instances as prompts and responses."""
+        written = short_prompt if self.prompt == "short" else question_prompt
+        return [Example(written(one.instruction, one.input), one.output) for part in parts for one in part]
+
     def _families(self) -> list[Family]:
-        """What is dealt. Raises RecipeError: a name is not that of a family, or stands there twice."""
+        """Returns what is dealt. Raises RecipeError: a name is not that of a family, or stands there twice."""
         if self.families is None:
             return families("train")
         known = {family.name: family for family in families()}
@@ -96,9 +102,3 @@ class InstructionsTask(Task):
                 problem = "twice" if name in known else f"{did_you_mean(name, known)}choose among {', '.join(known)}"
                 raise RecipeError(f"task.families: {name!r}: {problem}")
         return [known[name] for name in self.families]
-
-
-def example(instance: Instance, prompt: Literal["short", "question"] = "short") -> Example:
-    """An instance as prompt and response."""
-    written = short_prompt if prompt == "short" else question_prompt
-    return Example(written(instance.instruction, instance.input), instance.output)

@@ -91,40 +91,32 @@ class FilesTask(Task):
     seed: Seed = 0
 
     def load(self) -> TaskData:
-        parties, aside = self._parties(self._place())
+        parties, aside = self._parties()
         data = self._held_out(self._load(parties))
         note = f"left aside, for it is no client's: {', '.join(aside)}"
         return replace(data, notes=(note, *data.notes)) if aside else data
 
     def client_names(self) -> list[str] | None:
         """The files' (or folders') names in a folder; of one file by their numbers, or the values of a field."""
-        place = self._place()
-        if place.is_dir() and not is_saved(place):
-            return [party.name for party in self._parties(place)[0]]
-        return names_dealt(self.partition or IID(), self.clients, DEFAULT_CLIENTS)
+        names = [party.name for party in self._parties()[0]]
+        return names if names[0] else names_dealt(self.partition or IID(), self.clients, DEFAULT_CLIENTS)
 
-    def load_clients(self, names: Collection[str]) -> TaskData:
-        """Some clients' examples; of a folder only their files are opened."""
-        theirs = self._theirs(names)
-        if theirs is None:
-            return super().load_clients(names)
-        return self._load(theirs, with_evaluation_file=False, partly=True).only(names)
-
-    def load_evaluation(self, names: Collection[str]) -> TaskData:
-        """The evaluation set; where the clients hold it out of their files, only these clients' files are opened."""
-        theirs = self._theirs(names)
-        if theirs is None:
-            return super().load_evaluation(names)
+    def load_part(self, names: Collection[str], evaluate: bool) -> TaskData:
+        parties = self._parties()[0]
+        theirs = [party for party in parties if party.name in names]
+        if len(theirs) == len(parties) or not parties[0].name:  # one file, or all of them
+            return super().load_part(names, evaluate)
+        if not evaluate:
+            return self._load(theirs, with_evaluation_file=False, partly=True).only(names)
         needed = not self.evaluation_file or self.validation
         data = self._held_out(self._load(theirs if needed else [], partly=True))
         alone = f"evaluated on what {', '.join(sorted(names))} holds out, not the other clients"
         return replace(data, clients=(), notes=() if self.evaluation_file else (alone,))
 
     def load_party(self, name: str, number: int = 0) -> TaskData:
-        """All that `path` has as the data of one client; see `read_own`."""
-        place = self._place()
+        """Returns all that `path` has as the data of one client; see `read_own`."""
         other = Path(self.evaluation_file).expanduser().resolve() if self.evaluation_file else None
-        places = [path for path in _sources(place) if path.resolve() != other]
+        places = [path for path in _sources(self._place()) if path.resolve() != other]
         if not places:
             raise RecipeError(f'task.path = "{self.path}": the folder has no file with data; {HINT}')
         return self._load([Party(name, places, number)], partly=True)
@@ -139,7 +131,7 @@ class FilesTask(Task):
         """The files' (or folders') names in a folder, as far as it lies here; one file is the same everywhere."""
         place = Path(self.path).expanduser()
         if self.path and place.is_dir() and not is_saved(place):
-            return [party.name for party in self._parties(place)[0]]
+            return self.client_names()
         return None if self.path and (place.suffix or place.exists() or is_hub_name(self.path)) else []
 
     @property
@@ -167,25 +159,29 @@ class FilesTask(Task):
     # -- places ----------------------------------------------------------------------------------------------------
 
     def _place(self) -> Path:
-        """Where the data lies. Raises RecipeError if the settings do not fit together, or it is nowhere."""
+        """Returns where the data lies. Raises RecipeError if the settings do not fit together, or it is nowhere."""
+        wanted, place = f'task.path = "{self.path}"', Path(self.path).expanduser()
+        problem = ""
         if self.evaluate_on == "validation" and not self.validation:
-            raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
-        if self.evaluation_file and self.evaluation_split:
-            raise RecipeError("task.evaluation_file and task.evaluation_split: give one of them")
-        if not self.path.strip():
-            raise RecipeError(f'task.path = "{self.path}": it is empty; {HINT}, or, over a network, join --data')
-        place = Path(self.path).expanduser()
-        if not place.exists() and not is_hub_name(self.path):
-            raise RecipeError(f'task.path = "{self.path}": there is no such file or folder; {HINT}')
-        if self.evaluation_split and place.exists() and not is_saved(place):
-            raise RecipeError(
-                f'task.evaluation_split = "{self.evaluation_split}": task.path = "{self.path}" is no data set with '
-                "parts; give task.evaluation_file"
+            problem = 'task.evaluate_on = "validation": task.validation = 0 keeps no example for it'
+        elif self.evaluation_file and self.evaluation_split:
+            problem = "task.evaluation_file and task.evaluation_split: give one of them"
+        elif not self.path.strip():
+            problem = f"{wanted}: it is empty; {HINT}, or, over a network, join --data"
+        elif not place.exists() and not is_hub_name(self.path):
+            problem = f"{wanted}: there is no such file or folder; {HINT}"
+        elif self.evaluation_split and place.exists() and not is_saved(place):
+            problem = (
+                f'task.evaluation_split = "{self.evaluation_split}": {wanted} is no data set with parts; '
+                "give task.evaluation_file"
             )
+        if problem:
+            raise RecipeError(problem)
         return place
 
-    def _parties(self, place: Path) -> tuple[list[Party], list[str]]:
-        """Whose data lies where (one without a name: it is dealt), and what in the folder is nobody's."""
+    def _parties(self) -> tuple[list[Party], list[str]]:
+        """Returns whose data lies where (one without a name: it is dealt), and what in the folder is nobody's."""
+        place = self._place()
         if not place.is_dir() or is_saved(place):
             return [Party("", [place], 0)], []
         wanted = f'task.path = "{self.path}"'
@@ -197,12 +193,6 @@ class FilesTask(Task):
             found = ", ".join(sorted(file.name for file in place.iterdir())[:6]) or "nothing"
             raise RecipeError(f"{wanted}: the folder has no file for a client (it has {found}); {HINT}")
         return [Party(name, places, i) for i, (name, places) in enumerate(clients.items())], aside
-
-    def _theirs(self, names: Collection[str]) -> list[Party] | None:
-        """The parties with these names; None: of one file, or all of them."""
-        parties, _ = self._parties(self._place())
-        theirs = [party for party in parties if party.name in names]
-        return None if len(theirs) == len(parties) or not parties[0].name else theirs
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -303,14 +293,14 @@ class FilesTask(Task):
 
 
 def _sources(place: Path) -> list[Path]:
-    """The files and saved data sets of a folder that is one client's, in order; else the place itself."""
+    """Returns the files and saved data sets of a folder that is one client's, in order; else the place itself."""
     if not place.is_dir() or is_saved(place):
         return [place]
     return [file for file in sorted(place.iterdir()) if file.suffix in CLIENT_ENDINGS or is_saved(file)]
 
 
 def _clients_in(folder: Path, besides: str | Path | None) -> tuple[dict[str, list[Path]], list[str]]:
-    """A folder's clients with their files, by name: a file each, or a folder each where there is no such file.
+    """Returns a folder's clients with their files, by name: a file each, or a folder each where there is no such file.
 
     Also returns the names of what looks like data but belongs to none; `besides` is left out. Raises RecipeError if two
     clients have the same name.
@@ -323,7 +313,7 @@ def _clients_in(folder: Path, besides: str | Path | None) -> tuple[dict[str, lis
     chosen = files or folders
     clients: dict[str, list[Path]] = {}
     for entry in chosen:
-        name = entry.stem if entry in files else entry.name
+        name = entry.stem if files else entry.name
         if name in clients:
             raise RecipeError(f'{folder}: two files are for the client "{name}": {clients[name][0].name}, {entry.name}')
         clients[name] = _sources(entry)
@@ -332,7 +322,7 @@ def _clients_in(folder: Path, besides: str | Path | None) -> tuple[dict[str, lis
 
 
 def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) -> str:
-    """The file, folder or data set that is a party's own; in a folder what is called like it is its only one.
+    """Returns the file, folder or data set that is a party's own; in a folder what is called like it is its only one.
 
     `alone`: all that lies there is the party's own; otherwise it is a folder that parties share.
     """

@@ -11,7 +11,7 @@ Alpaydin, Kaynak: "Optical Recognition of Handwritten Digits", UCI Machine Learn
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from fedseed.errors import RecipeError, to_install
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import Picture
-from fedseed.tasks.dealt import DealtTask, Labelled, Parts
+from fedseed.tasks.dealt import DealtTask, Labelled, Parts, picked
 from fedseed.tasks.files import data_folder, read_text
 
 SIDE = 32  # pixels of CIFAR's
@@ -63,10 +63,9 @@ class PictureTask(DealtTask):
                 f"task.examples = {self.examples or 'all'} and task.validation = {self.validation}: "
                 f"the train part has {len(order):,} pictures"
             )
-        held = [train[i] for i in sorted(order[self.validation : wanted])]
+        held = picked(train, order[self.validation : wanted])
         validation = [train[i].example for i in order[: self.validation]]
-        drawn = permutation(self.seed, Domain.PARTITION, len(test), 1)[: self.evaluation].tolist()
-        evaluation = [test[i] for i in sorted(drawn)]
+        evaluation = picked(test, permutation(self.seed, Domain.PARTITION, len(test), 1)[: self.evaluation])
         about = (
             f"{len(held):,} training and {len(validation):,} validation pictures of {len(order):,} in the train part, "
             f"{len(evaluation):,} test pictures of {len(test):,}, {len(classes)} classes"
@@ -97,13 +96,15 @@ class CIFAR(PictureTask):
         texts = {field: read_text(folder / file) for field, file in self.labels.items()}
         names = {field: [line.strip() for line in text.split("\n") if line.strip()] for field, text in texts.items()}
         by = next((field for field in self.fields if self.dealt_by(field)), "class")
-        train = [
-            Labelled(Picture(pixels, labels["class"]), names[by][labels[by]])
-            for name in self.train_files
-            for pixels, labels in self._records(folder / name, names)
-        ]
-        test = [Picture(pixels, labels["class"]) for pixels, labels in self._records(folder / self.test_file, names)]
-        return train, test, tuple(names["class"])
+        train, test = (
+            [
+                Labelled(Picture(pixels, labels["class"]), names[by][labels[by]])
+                for name in files
+                for pixels, labels in self._records(folder / name, names)
+            ]
+            for files in (self.train_files, [self.test_file])
+        )
+        return train, [row.example for row in test], tuple(names["class"])
 
     def _records(
         self, path: Path, names: Mapping[str, Sequence[str]]
@@ -149,11 +150,15 @@ class CIFAR100Task(CIFAR):
     labels: ClassVar[Mapping[str, str]] = {"superclass": "coarse_label_names.txt", "class": "fine_label_names.txt"}
 
 
-def images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """All of scikit-learn's images in a fixed random order, and their digits.
+def digit_pictures(classes: Sequence[int], start: int = 0, stop: int = -BASE) -> list[Picture]:
+    """Returns scikit-learn's images of some digits, each labelled by its digit's place in `classes`.
 
-    Returns:
-        uint8, shape (1797, 8, 8, 1), from 0 (paper) to 255 (ink); int64, shape (1797,).
+    All images are in a fixed random order; a pixel is from 0 (paper) to 255 (ink).
+
+    Args:
+        classes: the digits.
+        start: the first image of the order.
+        stop: one past the last; by default all but the base's own.
 
     Raises:
         RecipeError: scikit-learn is not installed.
@@ -164,23 +169,10 @@ def images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         raise RecipeError(
             f'task.name = "digits": it needs scikit-learn, which carries the images: {to_install("digits")}'
         ) from error
-    pixels, labels = load_digits(return_X_y=True)
-    order = permutation(SHARE_SEED, Domain.PARTITION, len(labels))
-    sixteenths: NDArray[Any] = pixels.reshape(-1, 8, 8, 1)[order]
-    return ((sixteenths * 255 + 8) // 16).astype(np.uint8), labels[order].astype(np.int64)
-
-
-def digit_pictures(classes: Sequence[int], start: int = 0, stop: int = -BASE) -> list[Picture]:
-    """Images of some digits, labelled by the digit's place in `classes`.
-
-    Args:
-        classes: the digits.
-        start: the first image of the fixed order.
-        stop: one past the last; by default all but the base's own.
-    """
-    pixels, labels = images()
-    mine = [i for i in range(*slice(start, stop).indices(len(labels))) if labels[i] in classes]
-    return [Picture(pixels[i], classes.index(int(labels[i]))) for i in mine]
+    sixteenths, labels = load_digits(return_X_y=True)
+    pixels: NDArray[np.uint8] = ((sixteenths.reshape(-1, 8, 8, 1) * 255 + 8) // 16).astype(np.uint8)
+    order = permutation(SHARE_SEED, Domain.PARTITION, SIZE)[slice(start, stop)].tolist()
+    return [Picture(pixels[i], classes.index(int(labels[i]))) for i in order if labels[i] in classes]
 
 
 def pictures_of_base() -> list[Picture]:

@@ -26,7 +26,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import PositiveInt
+from pydantic import PositiveInt, create_model
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, derive, permutation
@@ -35,16 +35,23 @@ from fedseed.tasks.dealt import DealtTask, Labelled, Parts
 from fedseed.tasks.files import Record, data_folder, read_json, read_records, read_text
 
 TRAIN, TEST, DEAL = 0, 1, 1000  # separate the draws from the files, and the partition
+NO_LABEL = "-"  # of a row whose annotators did not agree
 Files = Mapping[str, Sequence[str]]
 T = TypeVar("T", bound="DrawnTask")
+Made = Iterator[Choice | Example]
 
 # how a prompt writes a field, "{name:form}"
-FORMS: Mapping[str, Callable[[str], str]] = {
+FORMS: dict[str, Callable[[str], str]] = {
     "": str,
     "strip": str.strip,
     "question": lambda text: (asked := text.rstrip().removesuffix("?"))[:1].upper() + asked[1:],
     "first": str.strip,
     "second": str.strip,
+}
+# two sentences that are to read as one
+SMOOTH: dict[str, Callable[[str], str]] = {
+    "first": lambda text: re.sub(r"[.!?,;:]$", "", text.strip()),
+    "second": lambda text: text.strip()[:1].lower() + text.strip()[1:],
 }
 
 
@@ -73,8 +80,8 @@ class DrawnTask(DealtTask):
     evaluation: PositiveInt = 1000
 
     @abstractmethod
-    def examples_of(self, row: Record) -> Iterable[Any]:
-        """Returns what a row becomes: usually one example; none if it can't be used.
+    def examples_of(self, row: Record) -> Iterable[Labelled]:
+        """Returns what a row becomes, with what partitions go by: usually one example; none if it can't be used.
 
         Raises:
             RecipeError: a field is missing or wrong.
@@ -91,14 +98,6 @@ class DrawnTask(DealtTask):
         Raises:
             RecipeError: there are too few.
         """
-
-    @abstractmethod
-    def label_of(self, row: Record, example: Any) -> str:
-        """Returns what partitions go by."""
-
-    def records(self, path: Path) -> Iterable[Record]:
-        """Returns the rows of a file."""
-        return read_records(path)
 
     @property
     def dealing_seed(self) -> int:
@@ -127,11 +126,9 @@ class DrawnTask(DealtTask):
         path = next((folder / name for name in names if (folder / name).is_file()), None)
         if path is None:
             raise RecipeError(f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}')
-        found, missed = [], 0
-        for row in self.records(path):
-            examples = list(self.examples_of(row))
-            found += [Labelled(example, self.label_of(row, example)) for example in examples]
-            missed += not examples
+        read = READERS.get(self.name) or READERS.get(path.suffix, read_records)
+        made = [list(self.examples_of(row)) for row in read(path)]
+        found, missed = [one for examples in made for one in examples], made.count([])
         if not found:
             raise RecipeError(f"{path}: it has no row that can be used" if missed else f"{path}: it has no row")
         return found, missed
@@ -172,20 +169,17 @@ def _prompted(table: str, base: type[T], **others: type[T]) -> tuple[type[T], ..
     made = []
     for name, said in tomllib.loads(text)[table].items():
         sizes, kind = said.pop("sizes", {}), others.get(said.pop("base", ""), base)
-        body = {
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()},
-            **{"name": name, **sizes, "__module__": base.__module__},
-            "__annotations__": {"name": Literal[name], **dict.fromkeys(sizes, PositiveInt)},
-            "__doc__": f'Settings of the "{name}" task: those of `{kind.__name__}`.',
-        }
-        meta: Any = type(base)
-        made.append(meta(f"{name}Task", (kind,), body))
+        fields: dict[str, Any] = {size: (PositiveInt, count) for size, count in sizes.items()}
+        fields["name"] = (Literal[name], name)
+        about = f'Settings of the "{name}" task: those of `{kind.__name__}`.'
+        task = create_model(f"{name}Task", __base__=kind, __doc__=about, __module__=__name__, **fields)
+        for key, value in said.items():
+            setattr(task, key, tuple(value) if isinstance(value, list) else value)
+        made.append(task)
     return tuple(made)
 
 
 # -- MeZO's eleven ---------------------------------------------------------------------------------------------------
-
-Made = Iterator[Choice | Example]
 
 
 class MeZOTask(DrawnTask):
@@ -212,27 +206,29 @@ class MeZOTask(DrawnTask):
                 f"task.examples = {self.examples} and task.validation = {self.validation}: "
                 f"{wanted} rows are needed, the train file in {place} has {len(rows)}"
             )
-        about = (
-            f"{self.examples:,} training and {self.validation:,} validation examples of {len(rows):,} in the train file"
+        return (
+            list(rows[: self.examples]),
+            list(rows[self.examples : wanted]),
+            _drawn(self.examples, self.validation, rows),
         )
-        return list(rows[: self.examples]), list(rows[self.examples : wanted]), about
 
-    def records(self, path: Path) -> Iterable[Record]:
-        return ROWS[self.name](read_json(path)) if self.name in ROWS else super().records(path)
+    def examples_of(self, row: Record) -> Iterator[Labelled]:
+        """Partitions go by the right option; where every example has its own options, by its number."""
+        for made in EXAMPLES.get(self.name, _prompt)(row, self):
+            if not isinstance(made, Choice):
+                yield Labelled(made, str(row.values["by"]))
+            else:
+                yield Labelled(made, str(made.gold) if made.teacher_forcing else made.options[made.gold].strip())
 
-    def examples_of(self, row: Record) -> Made:
-        if self.name in EXAMPLES:
-            yield from EXAMPLES[self.name](row, self)
-        else:
-            number = _class_of(row, self.classes, self.label)
-            gold = self.gold[number] if self.gold else number
-            yield Choice(_filled(self.prompt, row), tuple(self.options), gold, text=_filled(self.text, row))
 
-    def label_of(self, row: Record, example: Any) -> str:
-        """Returns the right option's text; where every example has its own options, its number."""
-        if self.name in ROWS:
-            return str(row.values["by"])
-        return str(example.gold) if example.teacher_forcing else example.options[example.gold].strip()
+def _drawn(training: int, validation: int, rows: Sequence[Labelled]) -> str:
+    return f"{training:,} training and {validation:,} validation examples of {len(rows):,} in the train file"
+
+
+def _prompt(row: Record, task: MeZOTask) -> Made:
+    number = _class_of(row, task.classes, task.label)
+    gold = task.gold[number] if task.gold else number
+    yield Choice(_filled(task.prompt, row), tuple(task.options), gold, text=_filled(task.text, row))
 
 
 def _multirc(row: Record, task: MeZOTask) -> Made:
@@ -277,8 +273,8 @@ def _record(row: Record, task: MeZOTask) -> Made:
             yield Choice(prompt, options, right[0], right, teacher_forcing=True)
 
 
-def _squad_rows(whole: Record) -> Iterator[Record]:
-    for article in whole.records("data"):
+def _squad_rows(path: Path) -> Iterator[Record]:
+    for article in read_json(path).records("data"):
         title = article.field("title", str)
         for paragraph in article.records("paragraphs"):
             context = paragraph.field("context", str)
@@ -292,7 +288,8 @@ def _squad(row: Record, task: MeZOTask) -> Made:
     yield from _answered(f"Title: {title}\nContext: {context}\nQuestion: {question.strip()}", answers)
 
 
-def _drop_rows(whole: Record) -> Iterator[Record]:
+def _drop_rows(path: Path) -> Iterator[Record]:
+    whole = read_json(path)
     for key in whole.values:
         entry = whole.record(key)
         passage = entry.field("passage", str)
@@ -326,16 +323,12 @@ def _answered(prompt: str, answers: Sequence[str]) -> Made:
         yield Example(f"{prompt}\nAnswer:", f" {answers[0]}", tuple(dict.fromkeys(answers)), stop="\n")
 
 
-# by task: a file's rows, with "by" for what partitions go by; what a row becomes
-ROWS: Mapping[str, Callable[[Record], Iterator[Record]]] = {"squad": _squad_rows, "drop": _drop_rows}
 EXAMPLES: Mapping[str, Callable[[Record, MeZOTask], Made]] = {
     "multirc": _multirc, "copa": _copa, "record": _record, "squad": _squad, "drop": _drop
 }  # fmt: skip
 
 
 # -- six with a mask -------------------------------------------------------------------------------------------------
-
-NO_LABEL = "-"  # of a row whose annotators did not agree
 
 
 class ClozeTask(DrawnTask):
@@ -350,23 +343,13 @@ class ClozeTask(DrawnTask):
 
     k: PositiveInt = 16
 
-    def records(self, path: Path) -> Iterable[Record]:
-        return READERS.get(path.suffix, read_records)(path)
-
-    def examples_of(self, row: Record) -> Iterator[Cloze]:
+    def examples_of(self, row: Record) -> Iterator[Labelled]:
         if row.field(self.label, (str, int)) != NO_LABEL:
-            text = _filled(self.prompt, row, self.forms)
+            text = _filled(self.prompt, row, FORMS | SMOOTH if getattr(self, "smooth", False) else FORMS)
             if text.count(MASK) != 1:
                 raise RecipeError(f"{row.where}: its text has {MASK} in it")
-            yield Cloze(text, tuple(self.words), _class_of(row, self.classes, self.label))
-
-    @property
-    def forms(self) -> Mapping[str, Callable[[str], str]]:
-        """How the prompt writes fields."""
-        return FORMS
-
-    def label_of(self, row: Record, example: Any) -> str:
-        return self.words[example.gold].strip()
+            gold = _class_of(row, self.classes, self.label)
+            yield Labelled(Cloze(text, tuple(self.words), gold), self.words[gold].strip())
 
     def draw(self, rows: Sequence[Labelled], place: str) -> tuple[list[Labelled], list[Labelled], str]:
         """The first k of each class for training, the next k for validation, in the order they are in.
@@ -375,21 +358,20 @@ class ClozeTask(DrawnTask):
             RecipeError: a class has no row.
         """
         seen: Counter[int] = Counter()
-        held: list[Labelled] = []
-        validation: list[Labelled] = []
+        drawn: tuple[list[Labelled], list[Labelled]] = [], []
         for row in rows:
             gold = row.example.gold
             if seen[gold] < 2 * self.k:
-                (held if seen[gold] < self.k else validation).append(row)
+                drawn[seen[gold] // self.k].append(row)
                 seen[gold] += 1
         for label, word in enumerate(self.words):
             if not seen[label]:
                 raise RecipeError(f'task.path = "{self.path}": no row of the train file has class {label} ({word[1:]})')
         few = [f"{word[1:]} {seen[label]:,}" for label, word in enumerate(self.words) if seen[label] < 2 * self.k]
-        about = f"{len(held):,} training and {len(validation):,} validation examples of {len(rows):,} in the train file"
+        about = _drawn(*map(len, drawn), rows)
         if few:
             about += f" (fewer than 2 x {self.k} rows: {', '.join(few)})"
-        return held, validation, about
+        return *drawn, about
 
 
 class PairTask(ClozeTask):
@@ -402,18 +384,12 @@ class PairTask(ClozeTask):
 
     smooth: bool = False
 
-    @property
-    def forms(self) -> Mapping[str, Callable[[str], str]]:
-        if not self.smooth:
-            return FORMS
-        return {
-            "first": lambda text: re.sub(r"[.!?,;:]$", "", text.strip()),
-            "second": lambda text: text.strip()[:1].lower() + text.strip()[1:],
-        }
+
+# -- files -----------------------------------------------------------------------------------------------------------
 
 
 def _csv(path: Path) -> Iterator[Record]:
-    """Rows of a csv file without a header: class, text."""
+    """Yields the rows of a csv file without a header: class, text."""
     reader = csv.reader(read_text(path).splitlines(keepends=True))
     for fields in reader:
         where = f"{path} line {reader.line_num}"
@@ -431,7 +407,7 @@ def _lines(text: str, path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _trees(path: Path) -> Iterator[Record]:
-    """The sentences of a treebank, each with its root's class."""
+    """Yields the sentences of a treebank, each with its root's class."""
     brackets = {"-LRB-": "(", "-RRB-": ")"}
     for where, line in _lines(read_text(path), path):
         leaves = re.findall(r"\(\d ([^()]+)\)", line)
@@ -441,7 +417,7 @@ def _trees(path: Path) -> Iterator[Record]:
 
 
 def _labelled(path: Path) -> Iterator[Record]:
-    """TREC's rows: a class, a colon, a finer class, and the question."""
+    """Yields TREC's rows: a class, a colon, a finer class, and the question."""
     for where, line in _lines(read_text(path, encoding="latin-1"), path):
         label, space, text = line.partition(" ")
         coarse, colon, _ = label.partition(":")
@@ -452,6 +428,9 @@ def _labelled(path: Path) -> Iterator[Record]:
         yield Record(where, {"label": coarse, "text": text})
 
 
-READERS: Mapping[str, Callable[[Path], Iterable[Record]]] = {".csv": _csv, ".txt": _trees, ".label": _labelled}
+# by task, or a file's ending; rows have "by" for what partitions go by, where that is no class
+READERS: Mapping[str, Callable[[Path], Iterable[Record]]] = {
+    "squad": _squad_rows, "drop": _drop_rows, ".csv": _csv, ".txt": _trees, ".label": _labelled
+}  # fmt: skip
 CLOZE = _prompted("cloze", ClozeTask, pairs=PairTask)
 MEZO = _prompted("mezo", MeZOTask)
