@@ -1,7 +1,7 @@
 """Text from elsewhere (a file, a message, a name), as a terminal may be shown it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,6 +26,17 @@ def shown(text: object, limit: int = MOST) -> str:
     whole = text if isinstance(text, str) else str(text)
     line = clean(" ".join(whole[: 4 * limit].split()))
     return line if len(line) <= limit and len(whole) <= 4 * limit else line[: limit - 3] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of what an error says, or its type if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Returns the first `most` names with commas between them, and how many more there are."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def first_problem(error: ValidationError) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from fedseed.errors import RecipeError
+from fedseed.text import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ AnyAdapter = Annotated[Adapter, Field(discriminator="kind")]
 
 
 def chosen(given: Adapter | None, wanted: Adapter | None, method: str) -> Adapter | None:
-    """The adapter of a run.
+    """Returns the adapter of a run.
 
     Args:
         given: what the recipe asks for.
@@ -101,7 +102,7 @@ def chosen(given: Adapter | None, wanted: Adapter | None, method: str) -> Adapte
 
 
 def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
-    """The model with an adapter; only the adapter's parameters train.
+    """Returns the model with an adapter; only the adapter's parameters train.
 
     Args:
         model: the base; LoRA's layers are put into it in place.
@@ -121,7 +122,7 @@ def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
 
 
 def library() -> Any:
-    """PEFT, which takes seconds to import and brings bitsandbytes, where that is installed."""
+    """Returns PEFT, which takes seconds to import and brings bitsandbytes, where that is installed."""
     # it speaks of kernels that it could load from the hub
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import peft
@@ -130,7 +131,7 @@ def library() -> Any:
 
 
 def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
-    """The model with an adapter whose first weights are not drawn yet: all that its size depends on."""
+    """Returns the model with an adapter whose first weights are not drawn yet: all that its size depends on."""
     import torch
 
     peft = library()
@@ -162,7 +163,7 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
     except ValueError as error:
         raise RecipeError(
             f'model.adapter.kind = "{settings.kind}" with targets = {getattr(settings, "targets", None)} does not fit '
-            f"this base ({type(model).__name__}): {str(error).splitlines()[0]}"
+            f"this base ({type(model).__name__}): {first_line(error)}"
         ) from error
     if not isinstance(settings, LoRA):
         wrapped.prompt_encoder.to(model.get_input_embeddings().weight.device)
@@ -171,7 +172,7 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
 
 
 def _draw(model: Any, settings: Adapter, seed: int) -> None:
-    """Draw the adapter's first weights, parameter by parameter in their order, in float32.
+    """Draws the adapter's first weights, parameter by parameter in their order, in float32.
 
     LoRA's B: zeros, so that the model starts as the base. LoRA's A and an MLP's layers: uniform on +-1 / sqrt(fan-in).
     Virtual tokens: rows of the model's embedding, or N(0, 1).
@@ -203,7 +204,7 @@ def _draw(model: Any, settings: Adapter, seed: int) -> None:
 
 
 def save(model: Any, folder: Path) -> None:
-    """Write the adapter as `peft` has it: `PeftModel.from_pretrained(base, folder)` loads it.
+    """Writes the adapter as `peft` has it: `PeftModel.from_pretrained(base, folder)` loads it.
 
     Of P-tuning `peft` keeps the virtual tokens as its MLP makes them, which is what the model uses, not the MLP.
     """
@@ -212,17 +213,17 @@ def save(model: Any, folder: Path) -> None:
 
 
 def load(model: Any, folder: Path) -> Any:
-    """The base with the adapter of a folder, as `save` has written it. Raises RecipeError if they do not fit."""
+    """Returns the base with an adapter that `save` has written. Raises RecipeError if they do not fit."""
     peft = library()
     try:
         with hushed():
             return peft.PeftModel.from_pretrained(model, folder).eval()
     except (OSError, ValueError, RuntimeError) as error:
-        raise RecipeError(f"{folder}: the adapter does not fit its base: {str(error).splitlines()[0]}") from error
+        raise RecipeError(f"{folder}: the adapter does not fit its base: {first_line(error)}") from error
 
 
 def merged(model: Any) -> Any:
-    """The base with an adapter's changes added to its weights: a model without an adapter. Changes `model`.
+    """Returns the base with an adapter's changes added to its weights: a model without an adapter. Changes `model`.
 
     Raises:
         RecipeError: there is no adapter, or one whose virtual tokens no weights of the base can stand for.
@@ -235,7 +236,7 @@ def merged(model: Any) -> Any:
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Keep peft's advice about the base and deprecations inside other libraries off the screen."""
+    """Keeps peft's advice about the base and deprecations inside other libraries off the screen."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=UserWarning)
         warnings.simplefilter("ignore", category=FutureWarning)
@@ -243,7 +244,7 @@ def hushed() -> Iterator[None]:
 
 
 def base_digest(model: Any, kind: "DigestKind" = "blake2b") -> str:
-    """The digest of the base inside a `peft` model: what `fedseed.weights.digest.base_digest` gave before `install`."""
+    """Returns the digest of the base inside a `peft` model, as `fedseed.weights.digest` gave it before `install`."""
     from fedseed.weights.digest import hash_tensors, untied
 
     named = untied(
@@ -255,17 +256,17 @@ def base_digest(model: Any, kind: "DigestKind" = "blake2b") -> str:
 
 
 def virtual_tokens(settings: Adapter | None) -> int:
-    """How many of a model's positions an adapter takes."""
+    """Returns how many of a model's positions an adapter takes."""
     return 0 if settings is None or isinstance(settings, LoRA) else settings.virtual_tokens
 
 
 def is_installed(model: "torch.nn.Module") -> bool:
-    """Whether a model has an adapter."""
+    """Returns whether a model has an adapter."""
     return hasattr(model, "peft_config")
 
 
 def has_virtual_tokens(model: "torch.nn.Module") -> bool:
-    """Whether a model has an adapter that puts virtual tokens before the prompt."""
+    """Returns whether a model has an adapter that puts virtual tokens before the prompt."""
     return is_installed(model) and bool(model.active_peft_config.is_prompt_learning)  # type: ignore[union-attr]
 
 

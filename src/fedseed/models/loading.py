@@ -22,6 +22,7 @@ from fedseed.models.foreign import check_files, own_code
 from fedseed.models.heads import Head
 from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.models.quantized import Quantization, settings_of, settle
+from fedseed.text import first_line, listed
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 PATIENCE_SECONDS = 10.0  # for the hub's one answer: its client would try for most of a minute
@@ -29,45 +30,47 @@ MOST_LAYERS = 4096  # of a configuration: a model of more would be made until th
 PACKAGED = ("small", "words", "digits")  # the project's own bases: two language models, an image classifier
 
 
+def _problem(base: str, what: str) -> RecipeError:
+    return RecipeError(f'model.base = "{base}": {what}')
+
+
 def locate(base: str) -> str:
-    """The folder of a packaged base, an existing folder as it is, or the name for the hub.
+    """Returns the folder of a packaged base, an existing folder as it is, or the name for the hub.
 
     Raises:
         RecipeError: it looks like a path and nothing is there.
     """
     if base in PACKAGED:
         return str(files("fedseed") / "base" / base)
-    looks_like_path = base.startswith((".", "/", "~")) or base.count("/") > 1
     path = Path(base).expanduser()
     if path.is_dir():
         return str(path)
-    if looks_like_path:
+    if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise _not_there(base)
     if "/" not in base and (meant := closest(base, PACKAGED, 0.8)):  # asking the hub for it could take a minute
-        raise RecipeError(
-            f'model.base = "{base}": did you mean {meant}? It is no folder, and models on the hub are OWNER/NAME'
-        )
+        raise _problem(base, f"did you mean {meant}? It is no folder, and models on the hub are OWNER/NAME")
     return base
 
 
-def reach(place: str) -> str:
-    """A place from which `transformers` can load without waiting for what will not come.
+def reach(base: str) -> str:
+    """Returns a place from which `transformers` can load without waiting for what will not come.
 
     Args:
-        place: a folder, or a name on the hub.
+        base: a packaged base, a folder, or a name on the hub.
 
     Returns:
-        A folder as it is; a name that the hub knows as it is; without the hub, the folder in its cache.
+        A folder; a name that the hub knows as it is; without the hub, the folder in its cache.
 
     Raises:
         RecipeError: there is no such folder, and the hub can't be reached or has no such model.
     """
+    place = locate(base)
     return place if Path(place).is_dir() else _ask(place)
 
 
 @lru_cache
 def _ask(place: str) -> str:
-    """What the hub says; it is asked once for a name."""
+    """Returns what the hub says; it is asked once for a name."""
     # what the hub's client is built on has changed before: its errors are told apart by what all of them are
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
@@ -76,23 +79,21 @@ def _ask(place: str) -> str:
         HfApi(endpoint=os.environ.get("HF_ENDPOINT")).model_info(place, timeout=PATIENCE_SECONDS)
         return place
     except HFValidationError as error:
-        raise _not_there(place, "and this is no name of the hub") from error
+        raise _not_there(place, ", and this is no name of the hub") from error
     except RepositoryNotFoundError as error:
-        raise _not_there(place, "and the hub has no model of this name that is open to you") from error
+        raise _not_there(place, ", and the hub has no model of this name that is open to you") from error
     except HfHubHTTPError:
         return place  # it answers: what is wrong, loading will say
     except Exception as error:
         config = try_to_load_from_cache(place, "config.json")
         if isinstance(config, str):
             return str(Path(config).parent)
-        raise _not_there(place, f"and the hub can't be reached ({_first_line(error)})") from error
+        raise _not_there(place, f", and the hub can't be reached ({first_line(error)})") from error
 
 
 def _not_there(place: str, why: str = "") -> RecipeError:
-    return RecipeError(
-        f'model.base = "{place}": there is no such folder{", " if why else ""}{why}; give "small", "words", "digits", '
-        "an existing folder or a hub name"
-    )
+    known = 'give "small", "words", "digits", an existing folder or a hub name'
+    return _problem(place, f"there is no such folder{why}; {known}")
 
 
 def load_model(
@@ -105,7 +106,7 @@ def load_model(
     attention: str | None = None,
     quantization: Quantization | None = None,
 ) -> tuple[Any, Any]:
-    """A model and its tokenizer (or what stands in its place).
+    """Returns a model and its tokenizer (or what stands in its place).
 
     Args:
         base: "small", "words" or "digits" (the project's own), a local folder, or a hub name.
@@ -123,15 +124,13 @@ def load_model(
             task needs, or with weights or a tokenizer missing.
     """
     where = find_device(device)
-    place = reach(locate(base))
-    config = base_config(base)
-    if not trust_remote_code:
-        code = own_code(place, config)
-        if code:
-            raise RecipeError(
-                f'model.base = "{base}": it comes with code of its own ({code}), which is not run unless '
-                "model.trust_remote_code = true; read the code first"
-            )
+    place, config = reach(base), base_config(base)
+    if not trust_remote_code and (code := own_code(place, config)):
+        raise _problem(
+            base,
+            f"it comes with code of its own ({code}), which is not run unless model.trust_remote_code = true; read the "
+            "code first",
+        )
     check_files(base, place)
     classes = [str(name) for name in config.get("architectures") or ()]
     wanted = architecture or architecture_of(config, head is not None)
@@ -142,7 +141,7 @@ def load_model(
     known = str(config.get("model_type")) in loader.names
     if wrong or (not known and not config.get("auto_map") and config.get("model_type")):
         what = ", ".join(classes) or f"of type {config['model_type']}"
-        raise RecipeError(f'model.base = "{base}": the model is {what}; the task needs {loader.about}')
+        raise _problem(base, f"the model is {what}; the task needs {loader.about}")
     options = {} if head is None else head.options()
     if where is not None and where.type != "cpu":
         options["device_map"] = {"": where}  # shard by shard, in their dtype
@@ -161,27 +160,22 @@ def load_model(
                 **options,
             )  # fmt: skip
     except (pickle.UnpicklingError, EOFError) as error:  # torch's own advice would be to run it
-        raise RecipeError(
-            f'model.base = "{base}": its weights are a pickle of more than tensors, or damaged; nothing of it is run. '
-            "Ask for model.safetensors"
-        ) from error
+        pickled = "its weights are a pickle of more than tensors, or damaged; nothing of it is run"
+        raise _problem(base, f"{pickled}. Ask for model.safetensors") from error
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         asked = isinstance(error, ImportError) or any(word in str(error).lower() for word in ("attn", "attention"))
         if attention is not None and asked:
             raise RecipeError(
                 f'model.attention = "{attention}": not to be had for {", ".join(classes) or "this model"} here '
-                f'({_first_line(error)}); leave it out, or take "eager"'
+                f'({first_line(error)}); leave it out, or take "eager"'
             ) from error
         raise _not_loadable(base, place, error) from error
     lacking = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
     drawn = [] if head is None else head.renew(model, base, head.is_known(config), lacking, texts)
     missing = sorted(lacking.difference(drawn))
     if missing:  # transformers would go on with random numbers in their place
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise RecipeError(
-            f'model.base = "{base}": its files do not have all weights of {type(model).__name__} ({shown} missing); '
-            f"the task needs {loader.about}"
-        )
+        of_all = f"all weights of {type(model).__name__} ({listed(missing, 3)} missing)"
+        raise _problem(base, f"its files do not have {of_all}; the task needs {loader.about}")
     try:
         processor = loader.processor(place, trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
@@ -191,16 +185,15 @@ def load_model(
         remedy = "save it into the same folder (save_pretrained)"
         if asked and there and find_spec("sentencepiece") is None:
             remedy = f"a tokenizer.model, such as LLaMA's, needs sentencepiece: {to_install('sentencepiece')}"
-        raise RecipeError(
-            f'model.base = "{base}": its tokenizer or image processor can\'t be loaded ({_first_line(error)}); {remedy}'
-        ) from error
+        reason = f"its tokenizer or image processor can't be loaded ({first_line(error)})"
+        raise _problem(base, f"{reason}; {remedy}") from error
     _fit(base, model, processor)
     if quantization is not None:
         settle(model)
     if wanted == "classification":
         # a decoder with a head looks for a text's last token by what texts are filled up with
-        pad = processor.eos_token_id if processor.pad_token_id is None else processor.pad_token_id
-        model.config.pad_token_id = model.config.pad_token_id if pad is None else pad
+        for pad in (processor.eos_token_id, processor.pad_token_id):
+            model.config.pad_token_id = model.config.pad_token_id if pad is None else pad
     if where is None:
         model = spread(model, deal_out(model))
     model.eval()
@@ -208,7 +201,7 @@ def load_model(
 
 
 def has_weights(base: str) -> bool:
-    """Whether a base has weights to load: a folder may hold none. Raises RecipeError if there is no such folder."""
+    """Returns whether a base has weights to load; a folder may hold none. Raises RecipeError if there is no folder."""
     folder = Path(locate(base))
     return not folder.is_dir() or any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES)
 
@@ -222,12 +215,12 @@ def outline(
     attention: str | None = None,
     device: str | None = None,
 ) -> Any:
-    """The model that `load_model` would load, with weights that are whatever the memory held.
+    """Returns the model that `load_model` would load, with weights that are whatever the memory held.
 
     Under torch's `FakeTensorMode`, or on the device "meta", it takes no memory.
 
     Args:
-        base: as `load_model` takes it; a folder needs a config.json and nothing else.
+        base: as `load_model` takes it, and so are the next five; a folder needs a config.json and nothing else.
         dtype: as there.
         trust_remote_code: as there.
         architecture: as there.
@@ -238,27 +231,25 @@ def outline(
     Raises:
         RecipeError: the configuration can't be had, or no model can be made from it.
     """
-    place = reach(locate(base))
     base_config(base)
     options: dict[str, Any] = {} if head is None else head.options()
     options.pop("ignore_mismatched_sizes", None)
     attended = {} if attention is None else {"attn_implementation": attention}
     try:
-        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
+        config = AutoConfig.from_pretrained(reach(base), trust_remote_code=trust_remote_code, **options)
         wanted = architecture or architecture_of(config.to_dict(), head is not None)
         with nullcontext() if device is None else torch.device(device), torch.random.fork_rng(devices=[]):
             model = LOADERS[wanted].auto.from_config(
                 config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, **attended
             )
     except (OSError, ValueError, ImportError, KeyError) as error:
-        reason = _first_line(error)
-        raise RecipeError(f'model.base = "{base}": no model can be made from its configuration ({reason})') from error
+        raise _problem(base, f"no model can be made from its configuration ({first_line(error)})") from error
     model.eval()
     return model
 
 
 def _fit(base: str, model: Any, processor: Any) -> None:
-    """See to it that a model has a row for every token; an image processor has none. Raises RecipeError: it has not."""
+    """Raises RecipeError if a model has not a row for every token; an image processor has no tokens."""
     tokens: Any = getattr(processor, "vocab_size", None)
     embeddings = None if tokens is None else model.get_input_embeddings()
     if not isinstance(embeddings, torch.nn.Embedding):
@@ -267,52 +258,42 @@ def _fit(base: str, model: Any, processor: Any) -> None:
     used = (processor.bos_token_id, processor.eos_token_id, processor.mask_token_id, tokens - 1)
     highest = max(number for number in used if number is not None)
     if highest >= rows:
-        raise RecipeError(
-            f'model.base = "{base}": its tokenizer has {highest + 1:,} tokens, the model has embeddings for {rows:,}: '
-            "one of them is another model's"
-        )
+        of_model = f"the model has embeddings for {rows:,}: one of them is another model's"
+        raise _problem(base, f"its tokenizer has {highest + 1:,} tokens, {of_model}")
     pad = processor.pad_token_id
     if pad is not None and pad >= rows:  # a token that was added for padding; any serves, for padding is masked
         processor.pad_token = processor.eos_token
 
 
 def base_config(base: str) -> dict[str, Any]:
-    """A base's config.json; nothing is run or loaded.
+    """Returns a base's config.json; nothing is run or loaded.
 
     Raises:
         RecipeError: it can't be had.
     """
-    place = reach(locate(base))
+    place = reach(base)
     try:
         config: dict[str, Any] = PretrainedConfig.get_config_dict(place)[0]
     except (OSError, ValueError, RecursionError) as error:
         raise _not_loadable(base, place, error) from error
     for key, value in config.items():
         if "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
-            raise RecipeError(
-                f'model.base = "{base}": {key} = {value:,} in config.json: at most {MOST_LAYERS:,} layers are made; '
-                "get the file anew"
-            )
+            most = f"at most {MOST_LAYERS:,} layers are made; get the file anew"
+            raise _problem(base, f"{key} = {value:,} in config.json: {most}")
     return config
 
 
 def _not_loadable(base: str, place: str, error: Exception) -> RecipeError:
-    reason = _first_line(error)
+    what = "neither a local folder with a model nor to be had from the hub"
     if Path(place).is_dir():
-        return RecipeError(f'model.base = "{base}": the folder holds no model that can be loaded ({reason})')
-    return RecipeError(
-        f'model.base = "{base}": neither a local folder with a model nor to be had from the hub ({reason})'
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        what = "the folder holds no model that can be loaded"
+    return _problem(base, f"{what} ({first_line(error)})")
 
 
 def find_base(
     place: str, dtype: str, digest: str, digest_of: Callable[[Any], str], head: Head | None = None, device: str = "cpu"
 ) -> tuple[Any, Any]:  # fmt: skip
-    """The base with a digest: at `place`, or in one of the folders in it.
+    """Returns the base with a digest, and its tokenizer: at `place`, or in one of the folders in it.
 
     Args:
         place: as `load_model` takes it, or a folder that holds folders with models.
@@ -341,7 +322,7 @@ def find_base(
 
 
 def quiet() -> None:
-    """Keep transformers' own progress bars off the screen, and its advice, unless fedseed logs everything."""
+    """Keeps transformers' own progress bars off the screen, and its advice, unless fedseed logs everything."""
     from transformers.utils import logging as theirs
 
     theirs.disable_progress_bar()
@@ -349,7 +330,7 @@ def quiet() -> None:
 
 
 def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:
-    """Let only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
+    """Lets only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
 
     Raises:
         RecipeError: nothing matches.
@@ -366,7 +347,7 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
 
 
 def checkpoint_activations(model: torch.nn.Module, base: str = "") -> None:
-    """Let a model of transformers checkpoint each of its layers while it trains.
+    """Lets a model of transformers checkpoint each of its layers while it trains.
 
     Chen, Xu, Zhang, Guestrin: "Training Deep Nets with Sublinear Memory Cost", 2016. Of each layer only its input is
     kept; when the backward pass comes to the layer, its forward pass is done once more, with the same dropout.
@@ -388,7 +369,7 @@ def checkpoint_activations(model: torch.nn.Module, base: str = "") -> None:
     except ValueError as error:
         raise RecipeError(
             f'model.activation_checkpointing = true: model.base = "{base}" is a {type(model).__name__}, whose layers '
-            f"can't be checkpointed ({str(error).splitlines()[0]}); leave it out, or take a smaller training.batch"
+            f"can't be checkpointed ({first_line(error)}); leave it out, or take a smaller training.batch"
         ) from error
     # transformers makes embeddings' outputs need a gradient, which only re-entrant checkpoints ask for
     if hasattr(model, "_require_grads_hook"):

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedseed.objectives.losses import Objective
 from fedseed.tasks.data import ClientData
+from fedseed.text import listed
 
 SHOWN = 6  # clients that are named
 REMARKS = {
@@ -53,7 +54,7 @@ def idle(prepared: Sequence[Prepared]) -> tuple[str, ...]:
     if not names:
         return ()
     verb = "has no usable example and sends" if len(names) == 1 else "have no usable example and send"
-    return (f"{len(names):,} of {len(prepared):,} clients {verb} nothing: {_named(names)}",)
+    return (f"{len(names):,} of {len(prepared):,} clients {verb} nothing: {listed(names, SHOWN)}",)
 
 
 def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
@@ -66,7 +67,7 @@ def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
     lines = []
     for what, counts in (("left out", [one.dropped for one in prepared]), ("cut", [one.cut for one in prepared])):
         found = [f"{one.name} {n:,}" for one, n in zip(prepared, counts, strict=True) if n]
-        whose = f"; whose: {_named(found)}" if len(prepared) > 1 else ""
+        whose = f"; whose: {listed(found, SHOWN)}" if len(prepared) > 1 else ""
         if found:
             lines.append(f"{sum(counts):,} of the clients' examples {what} (over {limit}){whose}")
     for remark, text in REMARKS.items():
@@ -74,8 +75,3 @@ def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
         if times:
             lines.append(f"{times:,} of the clients' examples {text}")
     return tuple(lines)
-
-
-def _named(names: Sequence[str]) -> str:
-    rest = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -14,6 +14,7 @@ from fedseed.objectives.tokens import Tokens, longest_input
 from fedseed.runs.equipment import kind_for, within
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Picture, TaskData
+from fedseed.text import first_line
 
 
 class Piece(NamedTuple):
@@ -95,7 +96,7 @@ def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
     from fedseed.models import adapters
     from fedseed.models.architectures import LOADERS
     from fedseed.models.heads import Head
-    from fedseed.models.loading import locate, outline, reach
+    from fedseed.models.loading import outline, reach
 
     settings = recipe.model
     kind, classes = kind_for(recipe, data)
@@ -110,10 +111,10 @@ def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
     room = longest_input(model)
     measured, limit = within(recipe.evaluation, None if room is None else room - adapters.virtual_tokens(adapter))
     try:
-        processor = LOADERS[kind.architecture].processor(reach(locate(settings.base)), settings.trust_remote_code)
+        processor = LOADERS[kind.architecture].processor(reach(settings.base), settings.trust_remote_code)
         return kind.objective(processor, measured), limit
     except (OSError, ValueError, ImportError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise RecipeError(f'model.base = "{settings.base}": its tokenizer can\'t be used ({reason})') from error
 
 

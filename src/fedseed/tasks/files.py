@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from fedseed.errors import RecipeError, to_install
-from fedseed.text import shown
+from fedseed.text import first_line, shown
 
 ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet", ".json")
 SAVED = ("dataset_dict.json", "state.json")  # one of these is in every folder that `save_to_disk` writes
@@ -302,8 +302,7 @@ def _parquet(path: Path) -> list[Record]:
                 check(unpacked, (len(rows) + batch.num_rows) * width)
                 rows += batch.to_pylist()
     except (ArrowException, OSError) as error:
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RecipeError(f"{path}: not a parquet file, or damaged ({line})") from error
+        raise RecipeError(f"{path}: not a parquet file, or damaged ({first_line(error)})") from error
     if not rows:
         raise RecipeError(f"{path}: it is empty")
     return _records(str(path), rows)
@@ -351,9 +350,8 @@ def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Recor
         configs = datasets.get_dataset_config_names(path)
         found = datasets.load_dataset(path, config if config in configs else None, split=split)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         what = "the datasets library can't read it" if is_folder else "no such file or folder here, nor on the hub"
-        raise RecipeError(f"{wanted}: {what} ({reason}); {hint}") from error
+        raise RecipeError(f"{wanted}: {what} ({first_line(error)}); {hint}") from error
     return _records(f"{path} ({split})", found)
 
 

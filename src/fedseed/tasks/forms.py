@@ -10,7 +10,7 @@ from fedseed.tasks.chats import chat_of, read_chat
 from fedseed.tasks.data import ChatStyle, Choice, Example
 from fedseed.tasks.files import Record
 from fedseed.tasks.prompts import alpaca_prompt, short_prompt
-from fedseed.text import shown
+from fedseed.text import listed, shown
 
 Template = Literal["alpaca", "short", "chat"]
 SHOWN = 5  # bad lines and repeated examples that are named
@@ -147,12 +147,6 @@ class SourceLine:
     row: Record
 
 
-def _listed(places: Sequence[str]) -> str:
-    """Returns places of rows, the first of them by name."""
-    rest = len(places) - SHOWN
-    return ", ".join(places[:SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")
-
-
 class Reader:
     """Reads files whose rows are all of one form, and remembers what is wrong with them.
 
@@ -203,7 +197,7 @@ class Reader:
         for bad in self.bad:
             place, _, what = bad.partition(": ")
             places.setdefault(what, []).append(place)
-        told = [f"{_listed(where)}: {what}" for what, where in list(places.items())[:SHOWN]]
+        told = [f"{listed(where, SHOWN)}: {what}" for what, where in list(places.items())[:SHOWN]]
         rest = len(self.bad) - sum(map(len, list(places.values())[:SHOWN]))
         told += [f"and {rest:,} more"] if rest else []
         raise RecipeError(
