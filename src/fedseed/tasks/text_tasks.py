@@ -166,7 +166,7 @@ def _filled(prompt: str, row: Record, forms: Mapping[str, Callable[[str], str]] 
 def _prompted(table: str, base: type[T], **others: type[T]) -> tuple[type[T], ...]:
     """Returns the tasks of a table of text_tasks.toml, in its order: subclasses of `base`, or of the one they name."""
     text = resources.files(__package__).joinpath("text_tasks.toml").read_text(encoding="utf-8")
-    made = []
+    made: list[Any] = []
     for name, said in tomllib.loads(text)[table].items():
         sizes, kind = said.pop("sizes", {}), others.get(said.pop("base", ""), base)
         fields: dict[str, Any] = {size: (PositiveInt, count) for size, count in sizes.items()}
@@ -368,7 +368,7 @@ class ClozeTask(DrawnTask):
             if not seen[label]:
                 raise RecipeError(f'task.path = "{self.path}": no row of the train file has class {label} ({word[1:]})')
         few = [f"{word[1:]} {seen[label]:,}" for label, word in enumerate(self.words) if seen[label] < 2 * self.k]
-        about = _drawn(*map(len, drawn), rows)
+        about = _drawn(len(drawn[0]), len(drawn[1]), rows)
         if few:
             about += f" (fewer than 2 x {self.k} rows: {', '.join(few)})"
         return *drawn, about

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import count, islice
 from math import isfinite
 from typing import Any
 
@@ -52,9 +53,8 @@ def part_losses(
         n losses for each batch, in single precision; zeros for one without items.
     """
     n = len(along)
-    parts = [
-        batch[at : at + len(batch) // n] for batch in batches if batch for at in range(0, len(batch), len(batch) // n)
-    ]
+    sizes = [len(batch) // n for batch in batches]  # of a batch's parts
+    parts = [b[at : at + size] for b, size in zip(batches, sizes, strict=True) if b for at in range(0, len(b), size)]
     items = [item for part in parts for item in part]
     losses = partial(objective.losses, space.model)
     space.model.eval()
@@ -99,14 +99,9 @@ def batches(items: Sequence[Any], size: int, seed: int) -> Iterator[list[Any]]:
 
     The order depends on the seed alone, not on global generators, so that a resumed run sees the same data.
     """
-    epoch = 0
-    queue: list[Any] = []
+    order = (items[i] for epoch in count() for i in permutation(seed, Domain.DATA_ORDER, len(items), epoch))
     while True:
-        while len(queue) < size:
-            queue.extend(items[i] for i in permutation(seed, Domain.DATA_ORDER, len(items), epoch))
-            epoch += 1
-        yield queue[:size]
-        queue = queue[size:]
+        yield list(islice(order, size))
 
 
 class LocalClient:
@@ -171,20 +166,23 @@ class LocalClient:
             self._rounder.send(self._finer)
         return self.space.dense()
 
+    @property
+    def _before(self) -> Sequence[torch.Tensor]:
+        """Returns the weights of the round's beginning; after training."""
+        assert self._start is not None
+        return self._start
+
     def change_norms(self) -> NDArray[np.float64]:
         """Returns |w_start - w_now| for each block; after `first_order`."""
-        assert self._start is not None
-        return change_norms(self.space.vector, self._start, self._finer)
+        return change_norms(self.space.vector, self._before, self._finer)
 
     def project_change(self, basis: Basis, counts: Sequence[int]) -> list[Floats]:
         """Returns V^T (w_start - w_now), counts[l] directions for block l; after `first_order`."""
-        assert self._start is not None
-        return project_change(self.space.vector, self._start, basis, counts, self._finer)
+        return project_change(self.space.vector, self._before, basis, counts, self._finer)
 
     def difference(self) -> Floats:
         """Returns w_start - w_now as one vector of length d; after `first_order`."""
-        assert self._start is not None
-        return self.space.difference(self._start, self._finer)
+        return self.space.difference(self._before, self._finer)
 
     def recall(self) -> Floats | None:
         """Returns the vector that the client kept last before this round."""
@@ -215,21 +213,20 @@ class LocalClient:
         """
         if self._start is not None:
             return  # of the round's beginning there is a copy already
-        space, put_back_buffers = self.space, self._buffers_as_they_are()
-        way_back = None if copy else space.way_back()
+        way_back = None if copy else self.space.way_back()
         if way_back is None:
-            self._start = offloaded(space.parameters) if offload else space.snapshot()
-            way_back = partial(space.restore, self._start)
-        self._undo += [put_back_buffers, way_back]
+            self._start = offloaded(self.space.parameters) if offload else self.space.snapshot()
+            way_back = partial(self.space.restore, self._start)
+        self._undo += [self._buffers_as_they_are(), way_back]
 
     def _buffers_as_they_are(self) -> Callable[[], None]:
         """Returns what brings the model's buffers back: batch norm's statistics are local."""
         kept = [b.clone() for b in self.space.model.buffers()]
 
+        @torch.no_grad()
         def put_back() -> None:
-            with torch.no_grad():
-                for buffer, saved in zip(self.space.model.buffers(), kept, strict=True):
-                    buffer.copy_(saved)
+            for buffer, saved in zip(self.space.model.buffers(), kept, strict=True):
+                buffer.copy_(saved)
 
         return put_back
 
@@ -410,30 +407,31 @@ class LocalClient:
         # a gradient is gone before the next has come: a loss scale can't be changed for what overflows
         steps = steps_of(training, self.space.vector, self._rounder, self._finer, adapts=False)
         self._finer = steps.finer
-        decay, rate, scale = training.weight_decay, training.learning_rate, steps.scale
-        spent = 0.0
+        rate, spent = training.learning_rate, 0.0
+
+        def project(index: int, gradient: torch.Tensor, *within: int) -> None:
+            nonlocal spent
+            begin = time.perf_counter()
+            projection.add(index, gradient.float(), *within, scale=rate)
+            spent += time.perf_counter() - begin
 
         def take(index: int, gradient: torch.Tensor) -> None:
-            nonlocal spent
             gradient = steps.decayed(index, steps.unscaled(gradient))
-            begin = time.perf_counter()
-            projection.add(index, gradient.float(), scale=rate)
-            spent += time.perf_counter() - begin
+            project(index, gradient)
             steps.move(index, gradient)
 
         def take_rows(index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-            nonlocal spent
             gradients = steps.unscaled(gradients)
-            begin = time.perf_counter()
             width = gradients.shape[1]
-            for row, gradient in zip(rows.tolist(), gradients.float(), strict=True):
-                projection.add(index, gradient, row * width, (row + 1) * width, scale=rate)
-            spent += time.perf_counter() - begin
+            for row, gradient in zip(rows.tolist(), gradients, strict=True):
+                project(index, gradient, row * width, (row + 1) * width)
             steps.move_rows(index, rows, gradients)
 
         # weight decay moves all rows of an embedding, so they are taken whole then
-        with gradients_taken(self.space.parameters, take, None if decay else take_rows):
-            self._train(training, lambda items: self._accumulate_gradient(items, [items], scale, training.autocast))
+        with gradients_taken(self.space.parameters, take, None if training.weight_decay else take_rows):
+            self._train(
+                training, lambda items: self._accumulate_gradient(items, [items], steps.scale, training.autocast)
+            )
         self.cost.seconds["local"] -= spent
         self.cost.seconds["projection"] = self.cost.seconds.get("projection", 0.0) + spent
         self._end(steps)

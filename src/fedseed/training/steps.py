@@ -11,8 +11,8 @@ changes nothing.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from math import isfinite
+from functools import cache, partial
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -113,25 +113,16 @@ class Steps:
 
     def step(self) -> bool:
         """Lets the optimiser take a step; returns False, with nothing changed, if the gradient is not finite."""
-        gradients = [w.grad for w in self.weights if w.grad is not None]
         factor = 1.0
         if self.checks or self.adapts or self.scale != 1.0:
-            found = self._factor(gradients)
-            if found is None:
+            norm = norm_of([w.grad for w in self.weights if w.grad is not None]) / self.scale
+            if not isfinite(norm):
                 return False
-            factor = found
+            factor = min(1.0, (self.training.clip or inf) / (norm + 1e-6)) / self.scale
         elif self.training.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.weights, self.training.clip)
         self._take(factor)
         return True
-
-    def _factor(self, gradients: Sequence[torch.Tensor]) -> float | None:
-        """Returns the factor of the gradients, for loss scale and clipping; None: they are not finite."""
-        norm = norm_of(gradients) / self.scale
-        if not isfinite(norm):
-            return None
-        shorter = 1.0 if self.training.clip is None else min(1.0, self.training.clip / (norm + 1e-6))
-        return shorter / self.scale
 
     @torch.no_grad()
     def _take(self, factor: float) -> None:
@@ -209,12 +200,12 @@ class MasterSteps(Steps):
             for p, copy in zip(self.vector.parameters, self.weights, strict=True)
             if copy is not p
         ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            self.clear()
+        with super().gathering():
+            try:
+                yield
+            finally:
+                for hook in hooks:
+                    hook.remove()
 
     @torch.no_grad()
     def _take(self, factor: float) -> None:
@@ -326,18 +317,15 @@ def steps_of(
 def norm_of(gradients: Sequence[torch.Tensor]) -> float:
     """Returns the Euclidean norm of all of them, summed up in float32; not finite if a value is not."""
     most = min(PIECE, max((g.numel() for g in gradients), default=0))
-    room: dict[torch.device, torch.Tensor] = {}  # used again for each piece, as a CPU's new memory is slow to come
 
-    def in_float32(piece: torch.Tensor) -> torch.Tensor:
-        if piece.dtype == torch.float32:
-            return piece
-        if piece.device not in room:
-            room[piece.device] = torch.empty(most, device=piece.device)
-        return room[piece.device][: len(piece)].copy_(piece)
+    @cache
+    def room(device: torch.device) -> torch.Tensor:  # used again for each piece, as a CPU's new memory is slow to come
+        return torch.empty(most, device=device)
 
-    norms = [
-        torch.linalg.vector_norm(in_float32(flat(g)[lo : lo + PIECE]))
-        for g in gradients
-        for lo in range(0, g.numel(), PIECE)
-    ]
+    def norm(piece: torch.Tensor) -> torch.Tensor:
+        if piece.dtype != torch.float32:
+            piece = room(piece.device)[: len(piece)].copy_(piece)
+        return torch.linalg.vector_norm(piece)
+
+    norms = [norm(flat(g)[lo : lo + PIECE]) for g in gradients for lo in range(0, g.numel(), PIECE)]
     return float(torch.stack(norms).double().norm()) if norms else 0.0

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -116,9 +117,8 @@ class SharingLosses(_Sharing):
         yield self._together.draw(self._index, size)
 
     def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
-        (loss,) = self._together.losses(self._index, basis, (k,), scale)
-        self.cost.losses.append(loss)
-        return loss
+        self.cost.losses += self._together.losses(self._index, basis, (k,), scale)
+        return self.cost.losses[-1]
 
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
         found = list(self._together.losses(self._index, basis, along, scale))
@@ -166,35 +166,34 @@ class SharedGradients:
         space = self._clients[0].space
         reasons: dict[int, str] = {}
         while True:
-            batches = self._draw(batch, reasons)
+            batches: dict[int, list[Any]] = {}
+            for client in self._clients:
+                with self._noting(client, reasons):
+                    if client.number not in reasons:
+                        batches[client.number] = client.gradient_batch(batch)
             taking = [client for client in self._clients if client.number in batches]
             terms = [sum(map(c.objective.weight, batches[c.number])) for c in taking]
             weights = client_weights(self._weighting, [len(c.items) for c in taking], terms) if taking else []
-            failed = False
             for client, weight in zip(taking, weights, strict=True):
-                try:
+                with self._noting(client, reasons):
                     client.add_gradient(batches[client.number], weight, micro_batch)
-                except NonFiniteError as error:  # its gradient is in the sum: begin again without it
-                    reasons[client.number] = str(error)
-                    space.take_gradient()
-                    for other in self._clients:
-                        other.cost.losses.clear()
-                    failed = True
+                if client.number in reasons:
                     break
-            if not failed:
+            else:
                 finite = all(bool(p.grad.isfinite().all()) for p in space.parameters if p.grad is not None)
                 data = space.take_gradient()
                 return (reasons, data, sum(terms)) if finite else None
+            space.take_gradient()  # the sum has a bad gradient in it: begin again without it
+            for other in self._clients:
+                other.cost.losses.clear()
 
-    def _draw(self, batch: int | None, reasons: dict[int, str]) -> dict[int, list[Any]]:
-        batches: dict[int, list[Any]] = {}
-        for client in self._clients:
-            try:
-                if client.number not in reasons:
-                    batches[client.number] = client.gradient_batch(batch)
-            except NonFiniteError as error:
-                reasons[client.number] = str(error)
-        return batches
+    @contextmanager
+    def _noting(self, client: LocalClient, reasons: dict[int, str]) -> Iterator[None]:
+        """Notes why a client can't take part."""
+        try:
+            yield
+        except NonFiniteError as error:
+            reasons[client.number] = str(error)
 
 
 class SharingGradients(_Sharing):

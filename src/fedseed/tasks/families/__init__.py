@@ -36,26 +36,26 @@ class Instance:
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of question: many wordings, many instances, one way of answering."""
+    """A kind of question: many wordings (`ask`), many instances, one way of answering."""
 
     name: str
     group: str
     kind: str
     about: str
-    templates: tuple[str, ...]
+    ask: Sequence[str]
     draw: Sequence[str] = field(repr=False)
-    inputs: Sequence[str] = field(repr=False)
+    input: str | Sequence[str] = field(repr=False)
     answer: str = field(repr=False)
 
     def generate(self, rng: Random) -> Instance:
         """Draws an instance."""
         values = draw(self.draw, rng)
-        shown = write(rng.choice(self.inputs) if len(self.inputs) > 1 else self.inputs[0], values)
+        shown = write(self.input if isinstance(self.input, str) else rng.choice(self.input), values)
         answer = write(self.answer, values)
-        asked = [str(values[name]) for name in names_in(self.templates, values)]
+        asked = [str(values[name]) for name in names_in(self.ask, values)]
         # The input is part of the content even where the question repeats its words.
         content = "\n".join([shown, answer, *asked])
-        return Instance(self.name, write(rng.choice(self.templates), values), shown, answer, content)
+        return Instance(self.name, write(rng.choice(self.ask), values), shown, answer, content)
 
 
 @dataclass(frozen=True)
@@ -68,23 +68,18 @@ class Split:
 
 
 @cache
-def _all() -> dict[str, Family]:
-    """Reads the families by name. A family may name a scene, which then says what is drawn and shown."""
+def _all() -> list[Family]:
+    """Reads the families. A family may name a scene, which then says what is drawn and shown."""
     read = read_data("families.toml")
-    found = {}
-    for name, said in read["families"].items():
-        said = {**read["scenes"].get(said.get("scene"), {}), **said}
-        inputs = [said["input"]] if isinstance(said["input"], str) else said["input"]
-        about = said["group"], said["kind"], said["about"], tuple(said["ask"])
-        found[name] = Family(name, *about, said["draw"], inputs, said["answer"])
-    return found
+    scenes = {None: {}, **read["scenes"]}
+    return [Family(name, **{**scenes[said.pop("scene", None)], **said}) for name, said in read["families"].items()]
 
 
 def families(group: str | None = None) -> list[Family]:
     """Returns all families, or those of one group, always in the same order."""
     if group is not None and group not in GROUPS:
         raise ValueError(f"group {group!r} is not one of {', '.join(GROUPS)}")
-    return [family for family in _all().values() if group is None or family.group == group]
+    return [family for family in _all() if group is None or family.group == group]
 
 
 def instances(chosen: Family, count: int, seed: int | str = 0, start: int = 0) -> list[Instance]:
