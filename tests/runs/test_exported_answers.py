@@ -5,7 +5,7 @@ import torch
 
 from fedseed import Federation
 from fedseed.errors import FedseedError
-from fedseed.objectives.generation import Writer, Writing
+from fedseed.objectives.generation import Writer
 from fedseed.objectives.losses import CausalLM
 from fedseed.objectives.tokens import beginning
 from fedseed.orbit.export import check_tokens, export_model
@@ -103,7 +103,7 @@ def test_an_exported_model_answers_in_transformers_as_here(tmp_path, quickly, ki
     write_lines(tmp_path / "data.jsonl", [{"prompt": p, "completion": f" {p[:3]}"} for p in PROMPTS])
     ours = tuned(tmp_path, tmp_path / "base", f'path = "{tmp_path}/data.jsonl"\nclients = 1')
     model, tokenizer = plain(tmp_path / "exported")
-    writer, answers = Writer(ours.model, ours.processor), set()
+    writer, answers = Writer(ours.model, ours.processor, 8), set()
     for prompt in PROMPTS:
         asked = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
         if kind != "t5":
@@ -111,7 +111,7 @@ def test_an_exported_model_answers_in_transformers_as_here(tmp_path, quickly, ki
         with torch.no_grad():
             answer = model.generate(**asked, max_new_tokens=8, do_sample=False)[0]
         new = answer[0 if kind == "t5" else asked["input_ids"].shape[1] :]
-        answers.add(writer.after(prompt, Writing(8)))
+        answers.add(writer.after(prompt))
         assert tokenizer.decode(new, skip_special_tokens=True) in answers
     assert len(answers) > 1
 
@@ -144,9 +144,7 @@ def test_a_template_of_the_recipe_is_exported(tmp_path, quickly):
         answer = model.generate(**asked, max_new_tokens=8, do_sample=False)[0, asked["input_ids"].shape[1] :]
     there = open_tuned(find_source(str(tmp_path / "run")))
     assert there.processor.chat_template == ours.processor.chat_template == OWN
-    assert Writer(there.model, there.processor).answer(turns, Writing(8)) == tokenizer.decode(
-        answer, skip_special_tokens=True
-    )
+    assert Writer(there.model, there.processor, 8).answer(turns) == tokenizer.decode(answer, skip_special_tokens=True)
 
 
 def test_a_tokenizer_that_is_written_as_another_one_is_refused(tmp_path):

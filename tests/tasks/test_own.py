@@ -8,7 +8,7 @@ import pytest
 
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Choice, Example
-from fedseed.tasks.own import FilesTask, read_own
+from fedseed.tasks.own import FilesTask
 from fedseed.tasks.partition import IID, ByField, Dirichlet
 from support.instruction_files import write_lines
 
@@ -296,18 +296,18 @@ def test_a_folder_for_each_client(tmp_path):
 def test_one_partys_own_data(tmp_path):
     write_lines(tmp_path / "mine" / "a.jsonl", ROWS[:10])
     write_table(tmp_path / "mine" / "b.csv", ROWS[10:])
-    whole = read_own(tmp_path / "mine", name="north")
+    whole = FilesTask(path=str(tmp_path / "mine")).load_party("north")
     assert [client.name for client in whole.clients] == ["north"]
     assert (len(whole.clients[0].examples), len(whole.evaluation[""])) == (18, 2)
     assert everything(whole) == sorted([row["prompt"], row["completion"]] for row in ROWS)
-    half = read_own(tmp_path / "mine", FilesTask(path="elsewhere", evaluation=0.5))
+    half = FilesTask(path=str(tmp_path / "mine"), evaluation=0.5).load_party("own")
     assert len(half.clients[0].examples) == len(half.evaluation[""]) == 10
-    one = read_own(tmp_path / "mine" / "b.csv", FilesTask(path=".", evaluation_file=str(tmp_path / "mine/a.jsonl")))
+    one = FilesTask(path=f"{tmp_path}/mine/b.csv", evaluation_file=f"{tmp_path}/mine/a.jsonl").load_party("own")
     assert (len(one.clients[0].examples), len(one.evaluation[""])) == (10, 10)
     write_lines(tmp_path / "l.jsonl", [{"text": f"t {i}", "label": "ab"[i % 2]} for i in range(8)])
     with pytest.raises(RecipeError, match=r"task.labels: not set; name all labels"):
-        read_own(tmp_path / "l.jsonl")
-    labelled = read_own(tmp_path / "l.jsonl", FilesTask(path="", labels=["b", "a", "c"]))
+        FilesTask(path=f"{tmp_path}/l.jsonl").load_party("own")
+    labelled = FilesTask(path=f"{tmp_path}/l.jsonl", labels=["b", "a", "c"]).load_party("own")
     assert labelled.clients[0].examples[0].options == (" b", " a", " c")
 
 

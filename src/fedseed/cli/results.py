@@ -16,7 +16,7 @@ from fedseed.reports.progress import Screen
 from fedseed.text import clean
 
 if TYPE_CHECKING:
-    from fedseed.objectives.generation import Writer, Writing
+    from fedseed.objectives.generation import Writer
     from fedseed.runs.tuned import Tuned
 
 SourceArgument = Annotated[
@@ -175,7 +175,7 @@ def generate(
     opening: Opening,
 ) -> None:
     """Let a model write: after a prompt, for each line of a file, or in a conversation (--chat)."""
-    from fedseed.objectives.generation import Writer, Writing
+    from fedseed.objectives.generation import Writer
 
     if prompt is not None and file is not None:
         raise RecipeError("generate: a PROMPT or --file, not both")
@@ -184,18 +184,17 @@ def generate(
     talking = prompt is None and file is None and sys.stdin.isatty()
     wanted = [] if talking else list(_prompts(prompt, file, chat))
     tuned = opening.open(source, quietly=True)
-    writer = Writer(tuned.model, tuned.processor)
-    writing = Writing(wording.max_tokens, wording.temperature, wording.top_p, wording.seed)
+    writer = Writer(tuned.model, tuned.processor, **vars(wording))
     turns = [] if system is None else [{"role": "system", "content": system}]
     if talking:
-        _talk(writer, writing, chat, turns)
+        _talk(writer, chat, turns)
         return
     for one in wanted:
         if isinstance(one, str):
             asked = [*turns, {"role": "user", "content": one}]
-            text = writer.answer(asked, writing) if chat else writer.after(one, writing)
+            text = writer.answer(asked) if chat else writer.after(one)
         else:
-            text = writer.answer([*turns, *one], writing)
+            text = writer.answer([*turns, *one])
         lines = file is not None and file.suffix == ".jsonl"
         print(json.dumps({"prompt": one, "response": text}, ensure_ascii=False) if lines else _seen(text))
 
@@ -238,7 +237,7 @@ def _seen(text: str) -> str:
     return clean(text) if sys.stdout.isatty() else text
 
 
-def _talk(writer: "Writer", writing: "Writing", chat: bool, turns: list[dict[str, str]]) -> None:
+def _talk(writer: "Writer", chat: bool, turns: list[dict[str, str]]) -> None:
     """Turn by turn on a terminal, until its end (Ctrl-D) or an empty line."""
     print("Ctrl-D or an empty line ends.", file=sys.stderr)
     while True:
@@ -251,5 +250,5 @@ def _talk(writer: "Writer", writing: "Writing", chat: bool, turns: list[dict[str
             return
         if chat:
             turns.append({"role": "user", "content": said})
-            turns.append({"role": "assistant", "content": writer.answer(turns, writing)})
-        print(_seen(turns[-1]["content"] if chat else writer.after(said, writing)))
+            turns.append({"role": "assistant", "content": writer.answer(turns)})
+        print(_seen(turns[-1]["content"] if chat else writer.after(said)))

@@ -1,7 +1,6 @@
 """Text that a language model writes for a person: after a prompt, or as the next turn of a conversation."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,23 +10,6 @@ from fedseed.models import adapters
 from fedseed.objectives.tokens import beginning, longest_input, padded
 
 Turns = Sequence[Mapping[str, str]]  # {"role": ..., "content": ...} each
-
-
-@dataclass(frozen=True)
-class Writing:
-    """How text is drawn.
-
-    Args:
-        max_tokens: the most new tokens.
-        temperature: 0: always the likeliest token; above: drawn, the more evenly the higher.
-        top_p: draw from the likeliest tokens that together have this probability.
-        seed: of what is drawn: the same text for the same seed on one machine.
-    """
-
-    max_tokens: int = 128
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
 
 
 @torch.no_grad()
@@ -61,32 +43,43 @@ class Writer:
     Args:
         model: a causal (or encoder-decoder) language model, with an adapter or without.
         tokenizer: its tokenizer.
+        max_tokens: the most new tokens of a text.
+        temperature: 0: always the likeliest token; above: drawn, the more evenly the higher.
+        top_p: draw from the likeliest tokens that together have this probability.
+        seed: of what is drawn: the same text for the same seed on one machine.
 
     Raises:
         RecipeError: the model writes no text.
     """
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, max_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
         whole = model.get_base_model() if adapters.is_installed(model) else model
         if not getattr(whole, "can_generate", lambda: False)():
             raise RecipeError(f"a {type(whole).__name__} writes no text: take a causal language model")
         self.model = model.eval()
         self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self.seed = seed
         self._encodes = bool(getattr(whole.config, "is_encoder_decoder", False))
         ends = getattr(whole.generation_config, "eos_token_id", None)
         self._ends = sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+        self._how: dict[str, Any] = {"eos_token_id": self._ends or None}
+        if temperature > 0:
+            self._how |= {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
 
-    def after(self, prompt: str, writing: Writing) -> str:
+    def after(self, prompt: str) -> str:
         """Returns what follows a prompt, which the model sees as training has shown it prompts: as it stands."""
         start = () if self._encodes else beginning(self.tokenizer)
-        return self._write([*start, *self._ids(prompt, self._encodes)], writing)
+        return self._write([*start, *self._ids(prompt, self._encodes)])
 
-    def answer(self, turns: Turns, writing: Writing) -> str:
+    def answer(self, turns: Turns) -> str:
         """Returns the assistant's next turn, by the tokenizer's chat template.
 
         Args:
             turns: the conversation so far.
-            writing: how text is drawn.
 
         Raises:
             RecipeError: the tokenizer has no chat template, or it takes no such turns.
@@ -101,25 +94,22 @@ class Writer:
             text = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
         except TemplateError as error:
             raise RecipeError(f"the chat template does not take these turns: {error}") from error
-        return self._write(self._ids(text, False), writing)
+        return self._write(self._ids(text, False))
 
     def _ids(self, text: str, special: bool) -> list[int]:
         found: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return found
 
-    def _write(self, ids: Sequence[int], writing: Writing) -> str:
+    def _write(self, ids: Sequence[int]) -> str:
         if not ids:
             raise RecipeError("the prompt is empty")
         limit = None if self._encodes else longest_input(self.model)
-        room = writing.max_tokens if limit is None else min(writing.max_tokens, limit - len(ids))
+        room = self.max_tokens if limit is None else min(self.max_tokens, limit - len(ids))
         if room < 1:
             raise FedseedError(f"the prompt has {len(ids):,} tokens, the model has {limit:,} positions: shorten it")
         device, pad = next(self.model.parameters()).device, self.tokenizer.pad_token_id
         pad = self._ends[0] if pad is None and self._ends else pad
-        drawn: dict[str, Any] = {"eos_token_id": self._ends or None}
-        if writing.temperature > 0:
-            drawn |= {"do_sample": True, "temperature": writing.temperature, "top_p": writing.top_p, "top_k": 0}
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(writing.seed)
-            (new,) = continued(self.model, [ids], pad, room, self._encodes, **drawn)
+            torch.manual_seed(self.seed)
+            (new,) = continued(self.model, [ids], pad, room, self._encodes, **self._how)
         return str(self.tokenizer.decode(new, skip_special_tokens=True))

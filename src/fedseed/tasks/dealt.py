@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, PositiveInt
@@ -22,27 +22,6 @@ class Labelled(NamedTuple):
 
     example: Any
     label: str = ""
-
-
-@dataclass
-class Parts:
-    """What a data set is divided into.
-
-    Args:
-        train: what is dealt to clients.
-        validation: what no client gets, to choose settings on.
-        tests: what a run reports on, by prefix of the metrics' names.
-        notes: lines about them.
-        classes: of pictures, their names.
-        validation_sets: the validation examples by prefix, where a run may report on several sets of them.
-    """
-
-    train: Sequence[Labelled]
-    validation: Sequence[Any]
-    tests: Mapping[str, Sequence[Any]]
-    notes: list[str] = field(default_factory=list)
-    classes: tuple[str, ...] = ()
-    validation_sets: Mapping[str, Sequence[Any]] | None = None
 
 
 class DealtTask(Task):
@@ -65,12 +44,16 @@ class DealtTask(Task):
     seed: Seed = 0
 
     @abstractmethod
-    def parts(self) -> Parts:
-        """Divides the data.
+    def parts(self) -> tuple[Sequence[Labelled], TaskData]:
+        """Returns what is dealt to clients, and all else: test sets as `evaluation`, validation, notes, classes.
 
         Raises:
             RecipeError: the data can't be had or is malformed, or is too little.
         """
+
+    def validation_sets(self, validation: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+        """Returns the sets of validation examples that a run reports on, by prefix of the metrics' names."""
+        return {"": validation}
 
     @property
     def dealing_seed(self) -> int:
@@ -90,18 +73,16 @@ class DealtTask(Task):
             raise RecipeError(f'task.partition.field = "{self.partition.field}": "{self.name}" has {known}')
         if self.evaluate_on == "validation" and not getattr(self, "validation", 1):
             raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
-        parts = self.parts()
-        clients = deal_clients(parts.train, self.partition, self.clients, self.default_clients, self.dealing_seed)
+        rows, data = self.parts()
+        clients = deal_clients(rows, self.partition, self.clients, self.default_clients, self.dealing_seed)
         of_classes = ""
-        if parts.classes:
+        if data.classes:
             kinds = [len({picture.label for picture in client.examples}) for client in clients]
             of_classes = f" of {span(kinds, 'class', 'classes')}"
-        held = who_holds([len(client.examples) for client in clients], "picture" if parts.classes else "example")
-        notes = (*parts.notes, f"{held}{of_classes} ({self.partition.kind})")
-        sets = parts.tests
-        if self.evaluate_on == "validation":
-            sets = parts.validation_sets or {"": parts.validation}
-        return TaskData(clients, sets, parts.validation, notes, self.scores, parts.classes)
+        held = who_holds([len(client.examples) for client in clients], "picture" if data.classes else "example")
+        notes = (*data.notes, f"{held}{of_classes} ({self.partition.kind})")
+        sets = data.evaluation if self.evaluate_on == "test" else self.validation_sets(data.validation)
+        return replace(data, clients=clients, evaluation=sets, notes=notes, scores=self.scores)
 
 
 def picked(rows: Sequence[Row], numbers: Iterable[int]) -> list[Row]:

@@ -26,8 +26,8 @@ from pydantic import PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
-from fedseed.tasks.data import Example
-from fedseed.tasks.dealt import DealtTask, Labelled, Parts, Share, picked, share_of
+from fedseed.tasks.data import Example, TaskData
+from fedseed.tasks.dealt import DealtTask, Labelled, Share, picked, share_of
 from fedseed.tasks.files import Record, hub_rows, read_records
 from fedseed.tasks.metrics import last_number
 from fedseed.tasks.partition import IID, AnyPartition, ByField, Dirichlet, Quantity
@@ -67,7 +67,7 @@ class InstructionData(DealtTask):
             RecipeError: the data can't be had or is malformed.
         """
 
-    def parts(self) -> Parts:
+    def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         rows, test, notes = self.read()
         order = permutation(self.seed, Domain.PARTITION, len(rows), HELD_OUT).tolist()
         if test is None:
@@ -86,7 +86,7 @@ class InstructionData(DealtTask):
         notes.append(
             f"{len(held):,} training, {len(validation):,} validation and {len(evaluation):,} held-out examples"
         )
-        return Parts(held, validation, {"": evaluation}, notes)
+        return held, TaskData((), {"": evaluation}, validation, tuple(notes))
 
     def rows(self, names: Sequence[str], split: str = "train", config: str | None = None) -> list[Record]:
         """Returns the rows of the data set, or of one part of it.

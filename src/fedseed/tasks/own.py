@@ -114,7 +114,16 @@ class FilesTask(Task):
         return replace(data, clients=(), notes=() if self.evaluation_file else (alone,))
 
     def load_party(self, name: str, number: int = 0) -> TaskData:
-        """Returns all that `path` has as the data of one client; see `read_own`."""
+        """Returns all that `path` has as the data of one client, with what it holds out.
+
+        Args:
+            name: what the client is called.
+            number: its number among the clients, which draws what it holds out.
+
+        Raises:
+            RecipeError: missing or malformed, with all bad lines named; or `labels` is not set where it must be, for
+                nobody else's are seen here.
+        """
         other = Path(self.evaluation_file).expanduser().resolve() if self.evaluation_file else None
         places = [path for path in _sources(self._place()) if path.resolve() != other]
         if not places:
@@ -342,24 +351,3 @@ def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) ->
     if not alone:
         raise RecipeError(f'data of {name}: "{path}": the folder has no file or folder of this name')
     return path
-
-
-def read_own(path: str | Path, settings: FilesTask | None = None, name: str = "own", number: int = 0) -> TaskData:
-    """One party's own data: a file, a folder of files, a saved data set, or a name on the hub.
-
-    Args:
-        path: where it lies.
-        settings: how it is read and what is held out (`evaluation`, `evaluation_file`, `validation`, `labels`, ...);
-            their own `path` does not matter. None: the defaults of the "files" task.
-        name: what the party is called.
-        number: its number among the clients, which draws what it holds out.
-
-    Returns:
-        One client with its training examples, and what it holds out as evaluation set and validation examples. Labels
-        must be in the settings, for nobody else's are seen here.
-
-    Raises:
-        RecipeError: missing or malformed, with all bad lines named; or no labels are named where there must be some.
-    """
-    task = FilesTask(path=str(path)) if settings is None else settings.model_copy(update={"path": str(path)})
-    return task.load_party(name, number)

@@ -19,8 +19,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from fedseed.errors import RecipeError, to_install
 from fedseed.randomness import Domain, permutation
-from fedseed.tasks.data import Picture
-from fedseed.tasks.dealt import DealtTask, Labelled, Parts, picked
+from fedseed.tasks.data import Picture, TaskData
+from fedseed.tasks.dealt import DealtTask, Labelled, picked
 from fedseed.tasks.files import data_folder, read_text
 
 SIDE = 32  # pixels of CIFAR's
@@ -54,7 +54,7 @@ class PictureTask(DealtTask):
             RecipeError: a file is missing or malformed.
         """
 
-    def parts(self) -> Parts:
+    def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         train, test, classes = self.read()
         order = permutation(self.seed, Domain.PARTITION, len(train), 0).tolist()
         wanted = len(order) if self.examples is None else self.validation + self.examples
@@ -70,7 +70,7 @@ class PictureTask(DealtTask):
             f"{len(held):,} training and {len(validation):,} validation pictures of {len(order):,} in the train part, "
             f"{len(evaluation):,} test pictures of {len(test):,}, {len(classes)} classes"
         )
-        return Parts(held, validation, {"": evaluation}, [about], classes)
+        return held, TaskData((), {"": evaluation}, validation, (about,), classes=classes)
 
 
 class CIFAR(PictureTask):

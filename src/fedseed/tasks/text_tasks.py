@@ -30,8 +30,8 @@ from pydantic import PositiveInt, create_model
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, derive, permutation
-from fedseed.tasks.data import MASK, Choice, Cloze, Example
-from fedseed.tasks.dealt import DealtTask, Labelled, Parts
+from fedseed.tasks.data import MASK, Choice, Cloze, Example, TaskData
+from fedseed.tasks.dealt import DealtTask, Labelled
 from fedseed.tasks.files import Record, data_folder, read_json, read_records, read_text
 
 TRAIN, TEST, DEAL = 0, 1, 1000  # separate the draws from the files, and the partition
@@ -103,7 +103,7 @@ class DrawnTask(DealtTask):
     def dealing_seed(self) -> int:
         return derive(self.seed, Domain.PARTITION, direction=DEAL)
 
-    def parts(self) -> Parts:
+    def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         folder = data_folder(self.path, self.hint)
         train, missed = self._read(folder, self.train_files)
         order = [train[i] for i in permutation(self.seed, Domain.PARTITION, len(train), TRAIN)]
@@ -119,7 +119,7 @@ class DrawnTask(DealtTask):
         notes = [f"{about}, {', '.join(counts)} in the {self.test_is} file"]
         if missed:
             notes.append(f"{missed:,} rows left out ({self.left_out})")
-        return Parts(held, [row.example for row in validation], tests, notes)
+        return held, TaskData((), tests, [row.example for row in validation], tuple(notes))
 
     def _read(self, folder: Path, names: Sequence[str]) -> tuple[list[Labelled], int]:
         """Returns the examples of a file, and how many of its rows became none."""

@@ -21,8 +21,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from fedseed.randomness import Domain, permutation
-from fedseed.tasks.data import NextWord
-from fedseed.tasks.dealt import DealtTask, Labelled, Parts
+from fedseed.tasks.data import NextWord, TaskData
+from fedseed.tasks.dealt import DealtTask, Labelled
 
 _WORDS = tomllib.loads(resources.files(__package__).joinpath("review_words.toml").read_text(encoding="utf-8"))
 TOPICS: Mapping[str, Sequence[str]] = _WORDS["topics"]
@@ -155,28 +155,27 @@ class WordsTask(DealtTask):
             raise ValueError(f"a family stands there twice: {', '.join(names)}")
         return names
 
-    def parts(self) -> Parts:
+    def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         """Test and validation reviews do not depend on `examples`."""
         sizes = self.evaluation, self.validation, self.examples
         texts = reviews(self.seed, sum(sizes))
         names = [self.families[number % len(self.families)] for number in range(len(texts))]  # in turn
         rows = [(name, FAMILIES[name].example(review)) for name, review in zip(names, texts, strict=True)]
         test, validation, train = rows[: sizes[0]], rows[sizes[0] : sizes[0] + sizes[1]], rows[sizes[0] + sizes[1] :]
-        if self.scrambled:
-            train = self._scrambled(train)
-        by_family = self.dealt_by("family")
-        labelled = [Labelled(one, name if by_family else one.options[one.gold].strip()) for name, one in train]
         notes = [f"{len(train):,} training, {len(validation):,} validation and {len(test):,} test reviews"]
         if self.scrambled:
+            train = self._scrambled(train)
             notes.append("training answers are scrambled: a control")
-        sets = self._sets(validation)
-        return Parts(labelled, sets[""], self._sets(test), notes, validation_sets=sets)
+        by_family = self.dealt_by("family")
+        labelled = [Labelled(one, name if by_family else one.options[one.gold].strip()) for name, one in train]
+        tests = self.validation_sets([one for _, one in test])
+        return labelled, TaskData((), tests, [one for _, one in validation], tuple(notes))
 
-    def _sets(self, rows: Sequence[tuple[FamilyName, NextWord]]) -> dict[str, list[NextWord]]:
-        """Returns all rows, and those of each family if there are several."""
-        sets = {"": [one for _, one in rows]}
-        if len(self.families) > 1:
-            sets |= {f"{family}_": [one for name, one in rows if name == family] for family in self.families}
+    def validation_sets(self, validation: Sequence[NextWord]) -> dict[str, Sequence[NextWord]]:
+        """Returns all examples, and those of each family if there are several."""
+        sets = {"": validation}
+        for name in self.families if len(self.families) > 1 else ():
+            sets[f"{name}_"] = [one for one in validation if one.options == FAMILIES[name].options]
         return {prefix: found for prefix, found in sets.items() if found}
 
     def _scrambled(self, rows: Sequence[tuple[FamilyName, NextWord]]) -> list[tuple[FamilyName, NextWord]]:

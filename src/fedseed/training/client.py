@@ -409,10 +409,10 @@ class LocalClient:
         self._finer = steps.finer
         rate, spent = training.learning_rate, 0.0
 
-        def project(index: int, gradient: torch.Tensor, *within: int) -> None:
+        def project(index: int, gradient: torch.Tensor, lo: int = 0, hi: int | None = None) -> None:
             nonlocal spent
             begin = time.perf_counter()
-            projection.add(index, gradient.float(), *within, scale=rate)
+            projection.add(index, gradient.float(), lo, hi, scale=rate)
             spent += time.perf_counter() - begin
 
         def take(index: int, gradient: torch.Tensor) -> None:
