@@ -1,7 +1,7 @@
 """Figures and tables that need runs: a sweep's lines as curves, a table, and claims with verdicts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,6 +32,8 @@ SHARE = 0.1  # of a process's memory that float32 weights must take, or it says 
 def rounds_to_converge(lines: Sequence[Mapping[str, Any]], metric: str = "loss") -> float:
     """Returns the first evaluated round with 95% of the run's improvement; NaN if nothing became better.
 
+    Infinity if that is the last one: the run still improves, and how long it would take is not known.
+
     Args:
         lines: of metrics.jsonl.
         metric: a loss, or a score, of which more is better.
@@ -43,7 +45,8 @@ def rounds_to_converge(lines: Sequence[Mapping[str, Any]], metric: str = "loss")
     first, best = measured[0][1], min(value for _, value in measured)
     if best >= first:
         return nan
-    return float(next(at for at, value in measured if first - value >= CONVERGED * (first - best)))
+    there = next(at for at, value in measured if first - value >= CONVERGED * (first - best))
+    return inf if there == measured[-1][0] else float(there)
 
 
 def _phase(*names: str) -> Callable[[Path], float]:
@@ -267,8 +270,8 @@ def _spent_sheet(lines: Sequence[SweepLine]) -> Sheet:
                      f"{fmean(s['forward_passes'] for s in said):,.0f}",
                      mean_and_deviation([s["seconds"]["total"] for s in said], 1)])  # fmt: skip
     note = (
-        f"Rounds to converge: the first evaluation with {CONVERGED:.0%} of the run's whole improvement of the loss. "
-        "Rounds between evaluations are not looked at."
+        f"Rounds to converge: the first evaluation with {CONVERGED:.0%} of the run's whole improvement of the loss, "
+        "not known if that is the last one. Rounds between evaluations are not looked at."
     )
     head = ("line", "after the last round", "rounds to converge", "forward passes", "seconds")
     return Sheet("Rounds to converge", head, rows, note)
