@@ -1,10 +1,10 @@
 """How large must a lie be? A mean and a vote against random updates of 1, 4, 15 and 100 times the honest size.
 
-    python benchmarks/strength.py [--seeds 1 2 3 4 5] [--strengths 1 4 15 100] [--table] [--out docs/figures/strength.csv]
+    python benchmarks/strength.py [--seeds 1 2 3 4 5] [--strengths 1 4 15 100] [--table] [--out FILE.csv]
 
 The federation of benchmarks/robustness.py: digits, ten clients of which two lie, the mean (FeedSign: the majority). A
 liar sends N(0, (s r)^2) in place of each number, r the root mean square of its own honest ones; FeedSign's sends coin
-tosses. In the last column liars reverse what they would send, the worst that a bit can do. About a second of a core a run.
+tosses. In the last column liars reverse what they would send, the worst a bit can do. About a second of a core a run.
 """
 
 import argparse

@@ -5,11 +5,11 @@ Cai et al., 2025: Section 3.2, Appendices D.1, D.4, E and J.
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from math import comb
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import binom
 
 from fedseed.aggregation import Mean
 from fedseed.methods import FeedSign
@@ -133,13 +133,9 @@ def majority_errs(honest: float, clients: int, byzantine: int) -> float:
     """
     total = 0.0
     for wrong, reversed_ in product(range(clients - byzantine + 1), range(byzantine + 1)):
-        p = _binomial(clients - byzantine, wrong, honest) * _binomial(byzantine, reversed_, 1 - honest)
+        p = float(binom.pmf(wrong, clients - byzantine, honest) * binom.pmf(reversed_, byzantine, 1 - honest))
         total += p * (1.0 if 2 * (wrong + reversed_) > clients else 0.5 if 2 * (wrong + reversed_) == clients else 0.0)
     return total
-
-
-def _binomial(n: int, k: int, p: float) -> float:
-    return comb(n, k) * p**k * (1 - p) ** (n - k)
 
 
 def simulated(

@@ -139,14 +139,6 @@ def judge(claims: Sequence[tuple[str, Form]], item_metric: str, lines: Sequence[
     return made
 
 
-def values_of(form: Form, metric: str, lines: Sequence[SweepLine]) -> dict[str, dict[int, float]]:
-    """Returns the number of each seed's run of each line that a form names."""
-    return {
-        label: {seed: measured(folder, metric) for seed, folder in folders_of(form, label, lines).items()}
-        for label in form.labels
-    }
-
-
 def folders_of(form: Form, named: str, lines: Sequence[SweepLine]) -> Mapping[int, Path]:
     """Returns the finished runs of a line that a form names, by seed."""
     label, _, scenario = named.partition(" @ ")
@@ -156,14 +148,15 @@ def folders_of(form: Form, named: str, lines: Sequence[SweepLine]) -> Mapping[in
 
 def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[Evidence, str]:
     """Returns what is known of a claim, and the lines' numbers in words."""
-    values = values_of(form, metric, lines)
+    runs = {label: folders_of(form, label, lines) for label in form.labels}
+    values = {label: {seed: measured(f, metric) for seed, f in found.items()} for label, found in runs.items()}
     missing = [label for label in form.labels if not values[label]]
     if missing:
         return NOTHING, f"Not measured: no run of {', '.join(missing)} was finished."
     here = f"{metric}: " + ", ".join(
         f"{label} {_shown(metric, list(found.values()))}" for label, found in values.items()
     )
-    folders = [folder for label in form.labels for folder in folders_of(form, label, lines).values()]
+    folders = [folder for found in runs.values() for folder in found.values()]
     if metric == "memory":  # float32 weights' part of a process's peak, the largest of the lines'
         share = max(4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders)
         if share < SHARE:
