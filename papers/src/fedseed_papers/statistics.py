@@ -1,9 +1,9 @@
 """How numbers over seeds become verdicts: paired t tests, Welch's where seeds differ, equivalence, Holm, two looks.
 
-A claim has evidence for it and against it: one-sided p values of the hypotheses that it is false, and that it is true;
-its p is twice the smaller. "At least as good" and "alike" have a margin, a tenth of the gain over the base (two one-sided tests:
-Schuirmann, "A comparison of the two one-sided tests procedure and the power approach", 1987). An item's claims share an
-error of 5% (Holm, "A simple sequentially rejective multiple test procedure", 1979); 1% is spent at five seeds, 4% at ten.
+A claim has evidence for it and against it: one-sided p values of the hypotheses that it is false, and that it is true.
+Its p is twice the smaller. "As good" and "alike" have a margin, a tenth of the gain over the base (two one-sided tests:
+Schuirmann, "A comparison of the two one-sided tests procedure and the power approach", 1987). Claims of an item share
+5% of error (Holm, "A simple sequentially rejective multiple test procedure", 1979): 1% at five seeds, 4% more at ten.
 """
 
 from collections.abc import Mapping, Sequence
