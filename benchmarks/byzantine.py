@@ -4,8 +4,9 @@
 
 A small network on scikit-learn's handwritten digits, clients IID; all its parameters, or a last layer alone (on the
 pixels), as FeedSign's vision experiments train it. Byzantine clients do what the paper's do (Section 4.3): they send a
-random projection, N(0, 100^2), to ZO-FedSGD, and always the reversed sign to FeedSign. Seeds of ZO-FedSGD are the
-clients' own, as there. 15 to 30 seconds a run on one core.
+random projection to ZO-FedSGD (N(0, 100^2): the paper gives no size; benchmarks/strength.py has others), and always the
+reversed sign to FeedSign. Seeds of ZO-FedSGD are the clients'
+own, as there. 15 to 30 seconds a run on one core.
 """
 
 import argparse

@@ -6,7 +6,7 @@
 The recipes digits-feedsign and digits-zo-fedsgd, five clients, IID and Dirichlet over the class. A seed decides the
 run's directions and new head as well as who holds what. One to two minutes a run on one core; what is there already is
 taken up. With --byzantine: the same recipes, IID, as they are and with one Byzantine client of five, as in the
-paper: a random projection, N(0, 100^2), to ZO-FedSGD, always the reversed sign to FeedSign.
+paper: a random projection to ZO-FedSGD (N(0, 100^2): the paper gives no size), always the reversed sign to FeedSign.
 """
 
 import argparse
