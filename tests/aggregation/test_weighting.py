@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedseed.aggregation.base import claims, client_weights
+from fedseed.aggregation.base import claims, shares
 
 EXAMPLES, TERMS = [30, 10, 0], [0, 5, 15]
 
@@ -13,9 +13,9 @@ EXAMPLES, TERMS = [30, 10, 0], [0, 5, 15]
 )
 def test_weights_are_in_proportion_to_what_is_said(weighting, said, weights):
     assert list(claims(weighting, EXAMPLES, TERMS)) == said
-    assert client_weights(weighting, EXAMPLES, TERMS) == weights
+    assert shares(claims(weighting, EXAMPLES, TERMS)) == weights
 
 
 @pytest.mark.parametrize("weighting", ["equal", "examples", "terms"])
 def test_where_all_say_nothing_they_count_the_same(weighting):
-    assert client_weights(weighting, [0] * 4, [0] * 4) == [0.25] * 4
+    assert shares(claims(weighting, [0] * 4, [0] * 4)) == [0.25] * 4

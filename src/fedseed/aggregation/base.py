@@ -14,6 +14,7 @@ Weighting = Literal["equal", "examples"]  # what a client's weight c_i is in pro
 Part = Sequence[NDArray[np.floating[Any]]]  # the same entries of each client's vector
 
 
+@dataclass(frozen=True)
 class Parts(Iterable[Part]):
     """Clients' vectors, too long to be held side by side, a part after the other; they can be gone through again.
 
@@ -21,11 +22,16 @@ class Parts(Iterable[Part]):
         make: begins anew.
     """
 
-    def __init__(self, make: Callable[[], Iterator[Part]]) -> None:
-        self._make = make
+    make: Callable[[], Iterator[Part]]
 
     def __iter__(self) -> Iterator[Part]:
-        return self._make()
+        return self.make()
+
+
+def padded(part: Part, least: int = 0) -> Part:
+    """Returns vectors filled up with zeros to the length of the longest, or to `least`."""
+    longest = max(least, *map(len, part))
+    return [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in part]
 
 
 @dataclass
@@ -58,11 +64,11 @@ class AggregationRule(BaseModel, ABC):
 
     @property
     def least(self) -> int:
-        """How many clients must answer, so that the rule can do what it promises."""
+        """Returns how many clients must answer, so that the rule can do what it promises."""
         return 1
 
     def shortage(self, answers: int) -> str | None:
-        """Why so many answers are too few; None: they are enough."""
+        """Returns why so many answers are too few; None: they are enough."""
         if answers >= self.least:
             return None
         said = "".join(f", {key} = {value}" for key, value in self.model_dump(exclude_defaults=True).items())
@@ -70,17 +76,17 @@ class AggregationRule(BaseModel, ABC):
 
     @property
     def geometric(self) -> bool:
-        """Whether it looks at lengths and distances of whole vectors: of weights, then, how far they have moved."""
+        """Returns whether it looks at whole lengths and distances: of weights, then, how far they have moved."""
         return False
 
     @property
     def needs_past(self) -> str | None:
-        """The setting that needs entries to mean the same in every round; None: there is none."""
+        """Returns the setting that needs entries to mean the same in every round; None: there is none."""
         return None
 
     @abstractmethod
     def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:
-        """One vector from the clients'.
+        """Returns one vector made of the clients'.
 
         Args:
             vectors: one of each client, 1-D and equally long, in ascending order of clients; at least one.
@@ -91,7 +97,7 @@ class AggregationRule(BaseModel, ABC):
         """
 
     def combine_parts(self, parts: Iterable[Part], weights: Sequence[float], past: Past) -> Iterator[Vector]:
-        """The same of long vectors, part by part; here each part is combined on its own.
+        """Yields the same of long vectors, part by part; here each part is combined on its own.
 
         Args:
             parts: the same entries of each client's vector; gone through as often as need be.
@@ -102,30 +108,8 @@ class AggregationRule(BaseModel, ABC):
             yield self.combine([np.asarray(vector, dtype=np.float64) for vector in part], weights)
 
 
-def spread(
-    length: int, indices: Sequence[NDArray[np.integer[Any]]], values: Sequence[NDArray[np.floating[Any]]]
-) -> list[Vector]:
-    """Sparse vectors as dense ones; an index that comes twice counts twice.
-
-    Args:
-        length: of the vectors.
-        indices: of each client, where its entries are.
-        values: of each client, its entries, as many.
-    """
-    dense = []
-    for where, what in zip(indices, values, strict=True):
-        vector = np.zeros(length)
-        np.add.at(vector, where, what.astype(np.float64))
-        dense.append(vector)
-    return dense
-
-
 def check_vectors(vectors: Part, weights: Sequence[float]) -> None:
-    """Check what every rule needs.
-
-    Raises:
-        ValueError: no vector, vectors of different lengths, or not a weight for each.
-    """
+    """Raises ValueError for no vector, vectors of different lengths, or not a weight for each."""
     if not vectors:
         raise ValueError("there is no vector to combine: nobody has answered")
     lengths = sorted({len(vector) for vector in vectors})
@@ -135,22 +119,8 @@ def check_vectors(vectors: Part, weights: Sequence[float]) -> None:
         raise ValueError(f"{len(weights)} weights for {len(vectors)} vectors")
 
 
-def client_weights(
-    weighting: Literal["equal", "examples", "terms"], examples: Sequence[int], terms: Sequence[int]
-) -> list[float]:
-    """The weights of those that answered; they add up to 1. Where all claims are 0 they are equal.
-
-    Args:
-        weighting: "equal", or in proportion to "examples" or to the "terms" of the loss.
-        examples: how many training examples each client says it has.
-        terms: how many terms (response tokens, or examples) the loss of each client's update is a mean of; only looked
-            at for "terms".
-    """
-    return shares(claims(weighting, examples, terms))
-
-
 def shares(counts: Sequence[int]) -> list[float]:
-    """What each has of the sum of all; the same where all are 0."""
+    """Returns the weights of clients with these claims; they add up to 1. Where all claims are 0 they are equal."""
     total = sum(counts)
     return [count / total if total else 1 / len(counts) for count in counts]
 
@@ -158,5 +128,11 @@ def shares(counts: Sequence[int]) -> list[float]:
 def claims(
     weighting: Literal["equal", "examples", "terms"], examples: Sequence[int], terms: Sequence[int]
 ) -> Sequence[int]:
-    """What clients say that their weights are in proportion to; 1 each where they weigh the same."""
+    """Returns what clients say that their weights are in proportion to; 1 each where they weigh the same.
+
+    Args:
+        weighting: "equal", or in proportion to "examples" or to the "terms" of the loss.
+        examples: how many training examples each client says it has.
+        terms: how many terms (response tokens, or examples) the loss of each client's update is a mean of.
+    """
     return {"equal": [1] * len(examples), "examples": examples, "terms": terms}[weighting]

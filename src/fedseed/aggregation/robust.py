@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from fedseed.aggregation.base import AggregationRule, Part, Parts, Past, Vector, check_vectors
+from fedseed.aggregation.base import AggregationRule, Part, Parts, Past, Vector, check_vectors, padded
 from fedseed.aggregation.geometry import (
     Matrix,
     adaptive_clipping,
@@ -160,7 +160,5 @@ class Geometric(Robust):
 
 
 def _beside(parts: Iterable[Part], known: Sequence[NDArray[np.floating[Any]]]) -> Iterator[Part]:
-    """Each part with the last outcome's, shorter ones filled up with zeros."""
-    for part, last in zip(parts, known, strict=True):
-        longest = max(len(last), len(part[0]))
-        yield [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in (*part, last)]
+    """Yields each part with the last outcome's, shorter ones filled up with zeros."""
+    yield from (padded((*part, last)) for part, last in zip(parts, known, strict=True))

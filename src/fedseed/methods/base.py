@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from fedseed.aggregation import AggregationRule
-from fedseed.aggregation.base import Part, Past, Weighting, spread
+from fedseed.aggregation.base import Part, Parts, Past, Weighting, padded
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload, State, Summand
 from fedseed.models.adapters import Adapter
@@ -146,43 +146,29 @@ class Answers(Sequence[Answer]):
         Args:
             parts: the same entries of each client's vector; gone through more than once.
         """
-        return self.rule.combine_parts(_Padded(parts), self.weights, self.past)
+        return self.rule.combine_parts(Parts(lambda: map(padded, parts)), self.weights, self.past)
 
     def tally(self, votes: Part) -> NDArray[np.float64]:
         """Returns what the rule makes of clients' votes, entry by entry; with the mean, their sum without weights."""
         return np.sum(votes, axis=0, dtype=np.float64) if self.rule.linear else self.combine(votes)
 
     def accumulate(
-        self,
-        total: NDArray[np.floating[Any]],
-        indices: Sequence[NDArray[np.integer[Any]]],
-        values: Sequence[NDArray[np.floating[Any]]],
+        self, before: NDArray[Any], indices: Sequence[NDArray[np.integer[Any]]], values: Sequence[NDArray[Any]]
     ) -> NDArray[np.float64]:
-        """Returns `total` plus what the rule makes of sparse vectors, which are zero but for some entries.
+        """Returns `before` plus what the rule makes of sparse vectors, which are zero but for some entries.
 
         Args:
-            total: what is added to, 1-D; it is not changed.
+            before: 1-D.
             indices: where each client's entries are; an index that occurs twice counts twice.
             values: each client's entries, as many as its indices.
         """
-        result = total.astype(np.float64)
-        if values and not self.rule.linear:
-            return result + self.combine(spread(len(total), indices, values))
-        for where, what, weight in zip(indices, values, self.weights, strict=True):  # orbits depend on their order
+        result = before.astype(np.float64)
+        pairs = list(zip(indices, values, strict=True))
+        if pairs and not self.rule.linear:
+            return result + self.combine([np.bincount(at, what, len(before)).astype(np.float64) for at, what in pairs])
+        for (where, what), weight in zip(pairs, self.weights, strict=True):  # orbits depend on their order
             np.add.at(result, where, weight * what.astype(np.float64))
         return result
-
-
-class _Padded(Iterable[Part]):
-    """Parts in which shorter vectors are filled up with zeros."""
-
-    def __init__(self, parts: Iterable[Part]) -> None:
-        self._parts = parts
-
-    def __iter__(self) -> Iterator[Part]:
-        for part in self._parts:
-            longest = max(map(len, part))
-            yield [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in part]
 
 
 class Method(BaseModel, ABC):
@@ -238,52 +224,34 @@ class Method(BaseModel, ABC):
         """Returns the coordinator's state with what it keeps of the answers and no step carries, for `aggregate`."""
         return state
 
-    # -- what it declares ------------------------------------------------------------------------------------------
+    # -- what it declares: a value, or a property where settings decide ----------------------------------------------
 
     state_type: ClassVar[type[State]] = State
     plan_type: ClassVar[type[Payload]] = Nothing
     update_type: ClassVar[type[Payload]]
     step_type: ClassVar[type[Payload]]
 
-    @property
-    def catch_up(self) -> CatchUp:
-        """Returns how somebody who missed rounds gets the model."""
-        return EveryStep()
-
-    @property
-    def from_base(self) -> bool:
-        """Returns whether its changes rebuild the weights from the base, which is then kept."""
-        return False
-
-    @property
-    def rebuilds_often(self) -> bool:
-        """Returns whether weights are rebuilt from the base at each local step, not only where rounds begin and end."""
-        return False
-
-    @property
-    def remembers(self) -> bool:
-        """Returns whether a client keeps more than the weights from round to round (`Client.recall`, `Client.keep`)."""
-        return False
+    # how somebody who missed rounds gets the model
+    catch_up: ClassVar[CatchUp] = EveryStep()
+    # whether its changes rebuild the weights from the base, which is then kept; at each local step, or else only where
+    # rounds begin and end
+    from_base: ClassVar[bool] = False
+    rebuilds_often: ClassVar[bool] = False
+    # whether a client keeps more than the weights from round to round (`Client.recall`, `Client.keep`)
+    remembers: ClassVar[bool] = False
+    # whether clients of one round are asked for different things
+    personal_plans: ClassVar[bool] = False
+    # what clients of one process may compute in one go: losses along common directions, or gradients
+    together: ClassVar[Literal["losses", "gradients"] | None] = None
+    # why clients' vectors can't be combined by rules other than the mean; None: they can
+    incomparable: ClassVar[str | None] = None
+    # whether 16-bit weights are rounded stochastically where they would lose small steps
+    keeps_small_steps: ClassVar[bool] = False
 
     @property
     def entrywise(self) -> bool:
         """Returns whether messages, and what a client needs to make them, are in proportion to the model."""
         return self.catch_up.replaces
-
-    @property
-    def personal_plans(self) -> bool:
-        """Returns whether clients of one round are asked for different things."""
-        return False
-
-    @property
-    def together(self) -> Literal["losses", "gradients"] | None:
-        """Returns what clients of one process may compute in one go: losses along common directions, or gradients."""
-        return None
-
-    @property
-    def incomparable(self) -> str | None:
-        """Returns why clients' vectors can't be combined by rules other than the mean; None if they can."""
-        return None
 
     @property
     def mistaken(self) -> str | None:
@@ -301,11 +269,6 @@ class Method(BaseModel, ABC):
         if not issubclass(self.update_type, Summand):
             return "its steps are no sums of vectors of one length, such as coefficients on shared directions"
         return self.incomparable
-
-    @property
-    def keeps_small_steps(self) -> bool:
-        """Returns whether 16-bit weights are rounded stochastically where they would lose small steps."""
-        return False
 
     def figures(self, state: Any) -> dict[str, NDArray[Any]]:
         """Returns what a person may want to see of the state at the end of a run: 1-D arrays by name."""

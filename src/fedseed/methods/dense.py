@@ -182,7 +182,7 @@ class Dense(Served):
         """Yields D, piece by piece, in double precision."""
 
     @property
-    def catch_up(self) -> CatchUp:
+    def catch_up(self) -> CatchUp:  # type: ignore[override]
         return NewestStep() if self.step_type is Weights else EveryStep()
 
     def remember(self, state: Any, answers: Answers) -> Any:

@@ -77,7 +77,7 @@ class FedAvg(Averaged):
         self.training.check(layout)
 
     @property
-    def keeps_small_steps(self) -> bool:
+    def keeps_small_steps(self) -> bool:  # type: ignore[override]
         """An average of weights that were rounded stochastically lies between two: rounded to nearest it would be w."""
         return self.training.small_steps != "nearest"
 

@@ -118,6 +118,8 @@ class FedKSeed(Population):
     code: ClassVar[int] = 3
     about: ClassVar[str] = "forward passes only, a pool of K seeds; importance = true is FedKSeed-Pro (ICML 2024)"
     plan_type, update_type, step_type = Pool, Pairs, Accumulated
+    catch_up, from_base = NextPlan(), True
+    lasting_entries: ClassVar[bool] = True
 
     candidates: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
     importance: bool = False
@@ -196,18 +198,6 @@ class FedKSeed(Population):
         return replace(state, step=step)
 
     # -- what it declares ------------------------------------------------------------------------------------------
-
-    @property
-    def catch_up(self) -> NextPlan:
-        return NextPlan()
-
-    @property
-    def lasting_entries(self) -> bool:
-        return True
-
-    @property
-    def from_base(self) -> bool:
-        return True
 
     @property
     def needs_each(self) -> str | None:

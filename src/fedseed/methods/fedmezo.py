@@ -149,7 +149,7 @@ class FedMeZO(Averaged, Population):
     # -- what it declares ------------------------------------------------------------------------------------------
 
     @property
-    def personal_plans(self) -> bool:
+    def personal_plans(self) -> bool:  # type: ignore[override]
         return self.personal != "constant"
 
     @property
@@ -158,7 +158,7 @@ class FedMeZO(Averaged, Population):
         return self.personal in ("loss", "loss-5")
 
     @property
-    def incomparable(self) -> str | None:
+    def incomparable(self) -> str | None:  # type: ignore[override]
         if self.travel == "tensors" or self.seeds == "shared":
             return None
         return 'seeds = "own" with travel = "pairs": each client steps along directions of its own'

@@ -72,6 +72,7 @@ class FedSGD(Dense):
     code: ClassVar[int] = 9
     about: ClassVar[str] = "one gradient a round and client, averaged: centralised SGD on the union of the batches"
     update_type = Gradient
+    together = "gradients"
 
     learning_rate: PositiveFloat = 1e-2
     batch: PositiveInt | None = None
@@ -81,11 +82,7 @@ class FedSGD(Dense):
     weighting: Literal["equal", "examples", "terms"] = "terms"  # type: ignore[assignment]
 
     @property
-    def together(self) -> Literal["gradients"]:
-        return "gradients"
-
-    @property
-    def keeps_small_steps(self) -> bool:
+    def keeps_small_steps(self) -> bool:  # type: ignore[override]
         return self.small_steps == "stochastic"
 
     def server_rate(self, number: int) -> float:

@@ -14,7 +14,7 @@ late), what was sent is lost.
 """
 
 from abc import abstractmethod
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,9 @@ class Feedback(Method):
         feedback: beta, how much of what was not sent is remembered; 0: nothing is, and clients keep no memory.
         training: local training.
     """
+
+    entrywise: ClassVar[bool] = True
+    lasting_entries: ClassVar[bool] = True
 
     weighting: Weighting = "equal"
     global_rate: PositiveFloat = 1.0
@@ -88,13 +91,5 @@ class Feedback(Method):
         self.training.check(layout)
 
     @property
-    def remembers(self) -> bool:
+    def remembers(self) -> bool:  # type: ignore[override]
         return self.feedback > 0
-
-    @property
-    def entrywise(self) -> bool:
-        return True
-
-    @property
-    def lasting_entries(self) -> bool:
-        return True

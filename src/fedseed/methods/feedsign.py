@@ -49,6 +49,7 @@ class FeedSign(Population, Stepwise):
     code: ClassVar[int] = 5
     about: ClassVar[str] = "one bit up, one bit down per step, by majority; with epsilon DP-FeedSign (2025)"
     update_type = step_type = Votes
+    together = "losses"
 
     votes_per_round: Annotated[int, Field(ge=1, le=MOST)] = 1
     epsilon: PositiveFloat | None = None
@@ -105,9 +106,3 @@ class FeedSign(Population, Stepwise):
     def coins(self, state: StepState, number: int) -> Signs:
         """The step's coins, one per vote; everybody knows them."""
         return coins(state.seed, number, self.per_step)
-
-    # -- what it declares ------------------------------------------------------------------------------------------
-
-    @property
-    def together(self) -> Literal["losses"]:
-        return "losses"

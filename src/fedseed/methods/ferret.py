@@ -322,7 +322,7 @@ class Ferret(BlockRates):
         return BitStep if self.scalars == "bit" else CoefficientStep
 
     @property
-    def keeps_small_steps(self) -> bool:
+    def keeps_small_steps(self) -> bool:  # type: ignore[override]
         return self.training.small_steps != "nearest"
 
     @property
@@ -331,7 +331,7 @@ class Ferret(BlockRates):
         return self.seeds != "per-client"
 
     @property
-    def incomparable(self) -> str | None:
+    def incomparable(self) -> str | None:  # type: ignore[override]
         return None if self.shared else 'seeds = "per-client": each client projects on directions of its own'
 
     @property

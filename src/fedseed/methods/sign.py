@@ -161,6 +161,7 @@ class Sign(Feedback):
     code: ClassVar[int] = 15
     about: ClassVar[str] = "a bit for each entry of each client's change, scaled, with error feedback (EF-signSGD)"
     update_type, step_type = Signed, SignStep
+    incomparable = "the signs of all clients are passed on as they are, each with scales of its own"
 
     every: PositiveInt = 1
 
@@ -203,7 +204,3 @@ class Sign(Feedback):
                 yield Patch(some[0] * CHUNK, values)
             else:
                 yield from (Patch(c * CHUNK, values[i * CHUNK : (i + 1) * CHUNK]) for i, c in enumerate(some))
-
-    @property
-    def incomparable(self) -> str | None:
-        return "the signs of all clients are passed on as they are, each with scales of its own"

@@ -131,15 +131,15 @@ class ZerothOrder(Method):
         check_autocast("method.autocast", self.autocast, layout)
 
     @property
-    def keeps_small_steps(self) -> bool:
+    def keeps_small_steps(self) -> bool:  # type: ignore[override]
         return self.small_steps == "stochastic"
 
     @property
-    def from_base(self) -> bool:
+    def from_base(self) -> bool:  # type: ignore[override]
         return self.small_steps == "from-base"
 
     @property
-    def rebuilds_often(self) -> bool:
+    def rebuilds_often(self) -> bool:  # type: ignore[override]
         return self.small_steps == "from-base"
 
     def directions(self, seed: int) -> Basis:

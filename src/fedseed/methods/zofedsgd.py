@@ -181,9 +181,9 @@ class ZOFedSGD(Population, Stepwise):
         return ByteProjections if self.scalars == "byte" else Projections
 
     @property
-    def together(self) -> Literal["losses"] | None:
+    def together(self) -> Literal["losses"] | None:  # type: ignore[override]
         return None if self.own_seeds else "losses"
 
     @property
-    def incomparable(self) -> str | None:
+    def incomparable(self) -> str | None:  # type: ignore[override]
         return 'seeds = "own": each client measures along a direction of its own' if self.own_seeds else None

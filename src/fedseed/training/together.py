@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedseed.aggregation.base import client_weights
+from fedseed.aggregation.base import claims, shares
 from fedseed.errors import NonFiniteError
 from fedseed.randomness import Basis
 from fedseed.training.client import LocalClient, part_losses
@@ -173,7 +173,7 @@ class SharedGradients:
                         batches[client.number] = client.gradient_batch(batch)
             taking = [client for client in self._clients if client.number in batches]
             terms = [sum(map(c.objective.weight, batches[c.number])) for c in taking]
-            weights = client_weights(self._weighting, [len(c.items) for c in taking], terms) if taking else []
+            weights = shares(claims(self._weighting, [len(c.items) for c in taking], terms)) if taking else []
             for client, weight in zip(taking, weights, strict=True):
                 with self._noting(client, reasons):
                     client.add_gradient(batches[client.number], weight, micro_batch)
