@@ -16,7 +16,6 @@ n - f honest clients' vectors x_i:
 A payload says which of its numbers a liar may change (`Payload.numbers`, `Payload.vector`).
 """
 
-from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Literal, get_args
 
@@ -44,46 +43,39 @@ RANDOM_PROJECTION = 100.0  # standard deviation of made-up projections
 RANDOM_TIMES = 10.0  # of made-up coefficients, weights and gradients, as a multiple of honest ones' root mean square
 
 
-@dataclass(frozen=True)
-class Attack:
-    """A kind of lie.
+def scalars(
+    kind: AttackKind, honest: Floats, drawn: NDArray[np.uint32], deviation: float = RANDOM_PROJECTION
+) -> Floats:
+    """Returns projections as a Byzantine client sends them.
+
+    "random" and "noise" draw from N(0, deviation^2), by default far above honest projections on language models, as an
+    attacker would do whose amplitude nobody checks. "multiplier" is an honest client's on very uneven data (FeedSign,
+    Appendix H, for Fig. 2).
 
     Args:
-        kind: "sign" reverses an update, "random" replaces it by something unrelated, "noise" adds to it;
-            "multiplier" multiplies each projection by 1 + N(0, 1), an honest client's on very uneven data (FeedSign,
-            Appendix H, for Fig. 2).
+        kind: "sign", "random", "noise" or "multiplier" (`AttackSettings`).
+        honest: the projections.
+        drawn: random words, two for each.
+        deviation: the standard deviation of what is made up.
     """
+    if kind == "sign":
+        return -honest
+    standard = _normal(drawn, len(honest))
+    if kind == "multiplier":
+        return (honest * (1 + standard)).astype(np.float32)
+    normal = (deviation * standard).astype(np.float32)
+    return normal if kind == "random" else honest + normal
 
-    kind: AttackKind
 
-    def scalars(self, honest: Floats, drawn: NDArray[np.uint32], deviation: float = RANDOM_PROJECTION) -> Floats:
-        """Returns projections as the client sends them.
+def signs(kind: AttackKind, honest: NDArray[np.int8], drawn: NDArray[np.uint32]) -> NDArray[np.int8]:
+    """Returns reversed votes, coin tosses, or signs of multiplied projections: one bit can say no more.
 
-        "random" and "noise" draw from N(0, deviation^2), by default far above honest projections on language models,
-        as an attacker would do whose amplitude nobody checks.
-
-        Args:
-            honest: the projections.
-            drawn: random words, two for each.
-            deviation: the standard deviation of what is made up.
-        """
-        if self.kind == "sign":
-            return -honest
-        standard = _normal(drawn, len(honest))
-        if self.kind == "multiplier":
-            return (honest * (1 + standard)).astype(np.float32)
-        normal = (deviation * standard).astype(np.float32)
-        return normal if self.kind == "random" else honest + normal
-
-    def signs(self, honest: NDArray[np.int8], drawn: NDArray[np.uint32]) -> NDArray[np.int8]:
-        """Returns reversed votes, coin tosses, or signs of multiplied projections: one bit can say no more.
-
-        A vote whose projection is multiplied by 1 + N(0, 1) is reversed where that is negative, in 16% of cases.
-        """
-        if self.kind == "multiplier":
-            return np.where(1 + _normal(drawn, len(honest)) < 0, -honest, honest).astype(np.int8)
-        tosses = np.where(drawn[: len(honest)] & 1, 1, -1).astype(np.int8)
-        return -honest if self.kind == "sign" else tosses
+    A vote whose projection is multiplied by 1 + N(0, 1) is reversed where that is negative, in 16% of cases.
+    """
+    if kind == "multiplier":
+        return np.where(1 + _normal(drawn, len(honest)) < 0, -honest, honest).astype(np.int8)
+    tosses = np.where(drawn[: len(honest)] & 1, 1, -1).astype(np.int8)
+    return -honest if kind == "sign" else tosses
 
 
 def _normal(drawn: NDArray[np.uint32], count: int) -> NDArray[np.float64]:
@@ -103,15 +95,15 @@ def alone(honest: Any, kind: AttackKind, seed: int, client: int, about: About) -
         client: its number.
         about: what the update is read against.
     """
-    attack, numbers, unit = Attack(kind), honest.numbers(about), honest.unit(about)
+    numbers, unit = honest.numbers(about), honest.unit(about)
     drawn = words(seed, Domain.ATTACK, client, about.round << 20, -(-len(numbers) // 2)).reshape(-1)
     if numbers.dtype == np.int8:
-        return honest.with_numbers(attack.signs(numbers, drawn), about)
+        return honest.with_numbers(signs(kind, numbers, drawn), about)
     if not honest.projections:
         deviation = RANDOM_TIMES * sqrt(float(np.square(numbers, dtype=np.float64).mean()))
-        return honest.with_numbers(attack.scalars(numbers, drawn, deviation), about)
+        return honest.with_numbers(scalars(kind, numbers, drawn, deviation), about)
     projections = (numbers / np.float64(unit)).astype(np.float32)
-    return honest.with_numbers((unit * attack.scalars(projections, drawn)).astype(np.float32), about)
+    return honest.with_numbers((unit * scalars(kind, projections, drawn)).astype(np.float32), about)
 
 
 def attack_problem(method: Method, kind: AttackKind) -> str | None:

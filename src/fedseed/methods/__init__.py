@@ -51,22 +51,6 @@ def without_gradients(method: Method) -> str | None:
 
 
 __all__ = [
-    "METHODS",
-    "REGISTRY",
-    "FedAvg",
-    "FedIT",
-    "FedKSeed",
-    "FedMeZO",
-    "FedPTuning",
-    "FedPrompt",
-    "FedSGD",
-    "FedZO",
-    "FeedSign",
-    "Ferret",
-    "MeZO",
-    "Method",
-    "Sign",
-    "TopK",
-    "ZOFedSGD",
-    "without_gradients",
-]
+    "METHODS", "REGISTRY", "FedAvg", "FedIT", "FedKSeed", "FedMeZO", "FedPTuning", "FedPrompt", "FedSGD", "FedZO",
+    "FeedSign", "Ferret", "MeZO", "Method", "Sign", "TopK", "ZOFedSGD", "without_gradients",
+]  # fmt: skip

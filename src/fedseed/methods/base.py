@@ -30,13 +30,18 @@ from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
 
 
-class CatchUp(ABC):
-    """Says which steps somebody who missed rounds needs to get the model. Stores, logs and clients ask only this."""
+@dataclass(frozen=True)
+class CatchUp:
+    """Says which steps somebody who missed rounds needs to get the model. Stores, logs and clients ask only this.
 
-    replaces: ClassVar[bool] = False  # whether a step replaces all before it, as whole weights do
-    may_drop: ClassVar[bool] = False  # whether an orbit replays without its earlier steps
+    Args:
+        replaces: a step replaces all before it, as whole weights do.
+        may_drop: an orbit replays without its earlier steps, as the next plan carries the model.
+    """
 
-    @abstractmethod
+    replaces: bool = False
+    may_drop: bool = False
+
     def needs(self, has: int, last: int, changed: int) -> range:
         """Returns the numbers of the steps that somebody still downloads.
 
@@ -45,32 +50,12 @@ class CatchUp(ABC):
             last: the newest step.
             changed: the newest step that is not empty.
         """
+        if self.replaces:
+            return range(changed, changed + 1) if changed > has else range(0)
+        return range(0) if self.may_drop else range(has + 1, last + 1)
 
 
-class EveryStep(CatchUp):
-    """Each step adds to those before it."""
-
-    def needs(self, has: int, last: int, changed: int) -> range:
-        return range(has + 1, last + 1)
-
-
-class NewestStep(CatchUp):
-    """A step is whole weights: the newest replaces all before it."""
-
-    replaces = True
-
-    def needs(self, has: int, last: int, changed: int) -> range:
-        return range(changed, changed + 1) if changed > has else range(0)
-
-
-class NextPlan(CatchUp):
-    """The next plan carries the model, so nothing has to be downloaded."""
-
-    may_drop = True
-
-    def needs(self, has: int, last: int, changed: int) -> range:
-        return range(0)
-
+EVERY_STEP, NEWEST_STEP, NEXT_PLAN = CatchUp(), CatchUp(replaces=True), CatchUp(may_drop=True)
 
 ALL = 0xFFFFFFFF  # in place of a client's number: one answer that stands for all
 
@@ -232,7 +217,7 @@ class Method(BaseModel, ABC):
     step_type: ClassVar[type[Payload]]
 
     # how somebody who missed rounds gets the model
-    catch_up: ClassVar[CatchUp] = EveryStep()
+    catch_up: ClassVar[CatchUp] = EVERY_STEP
     # whether its changes rebuild the weights from the base, which is then kept; at each local step, or else only where
     # rounds begin and end
     from_base: ClassVar[bool] = False

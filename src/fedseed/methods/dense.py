@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.aggregation.base import Parts
-from fedseed.methods.base import Answers, CatchUp, EveryStep, NewestStep
+from fedseed.methods.base import EVERY_STEP, NEWEST_STEP, Answers, CatchUp
 from fedseed.methods.payload import (
     SMALLEST_MOVE,
     About,
@@ -183,7 +183,7 @@ class Dense(Served):
 
     @property
     def catch_up(self) -> CatchUp:  # type: ignore[override]
-        return NewestStep() if self.step_type is Weights else EveryStep()
+        return NEWEST_STEP if self.step_type is Weights else EVERY_STEP
 
     def remember(self, state: Any, answers: Answers) -> Any:
         if self.server == "average" or not answers:

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError
-from fedseed.methods.base import Answers, NextPlan, Round
+from fedseed.methods.base import NEXT_PLAN, Answers, Round
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Payload, Scalar, Scalars, State
-from fedseed.methods.zeroth import Population
+from fedseed.methods.zeroth import BasisName, Population
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.randomness.stream import draws
 from fedseed.weights.change import Change, Rebuild, Term
@@ -118,15 +118,13 @@ class FedKSeed(Population):
     code: ClassVar[int] = 3
     about: ClassVar[str] = "forward passes only, a pool of K seeds; importance = true is FedKSeed-Pro (ICML 2024)"
     plan_type, update_type, step_type = Pool, Pairs, Accumulated
-    catch_up, from_base = NextPlan(), True
+    catch_up, from_base = NEXT_PLAN, True
     lasting_entries: ClassVar[bool] = True
 
     candidates: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
     importance: bool = False
     steps: PositiveInt = 200
-    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = (
-        "hadamard"  # a pool costs as one
-    )
+    basis: BasisName = "hadamard"  # a pool costs as one direction
     learning_rate: PositiveFloat = 3e-7
     scale: PositiveFloat = 5e-4
     importance_clip: PositiveFloat = 1000.0

@@ -132,8 +132,9 @@ class Stepwise(ZerothOrder):
         """
         kept, window = state.coefficients, state.window
         if self.optimizer == "adam-rebuilt" and len(coefficients):
-            new_terms = self.terms(state, coefficients) if terms is None else terms
-            window = (*window, tuple(new_terms))[max(0, len(window) + 2 - self.horizon) :]
+            window = (*window, tuple(terms or self.terms(state, coefficients)))[
+                max(0, len(window) + 2 - self.horizon) :
+            ]
         if self.from_base:
             new = np.zeros(self.per_step, dtype=np.float32)
             new[: len(coefficients)] = self.divided(state, coefficients)
@@ -163,23 +164,23 @@ class Stepwise(ZerothOrder):
         doubles = coefficients.astype(np.float64)
         return (doubles / by if by else np.zeros_like(doubles)).astype(np.float32)
 
-    def descent(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> Change:
-        """Returns the change w <- w - eta sum_i c_i z_i along the directions of the step after `state`."""
+    def terms(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> list[Term]:
+        """Returns the sum of the step after `state`, along the directions that its number names."""
+        return [Term(self.directions(state.seed), self.divided(state, coefficients), state.done * self.per_step)]
+
+    def descent(
+        self, state: StepState, coefficients: np.ndarray[Any, Any], terms: Sequence[Term] | None = None
+    ) -> Change:
+        """Returns the change w <- w - eta sum_i c_i z_i, by the optimiser, rounded as the settings say.
+
+        The arguments are those of `count`.
+        """
         if not len(coefficients):
             return NOTHING
         if self.from_base:
             kept = self.count(state, coefficients).coefficients
             return Rebuild([Term(self.directions(state.seed), kept)], scale=-self.learning_rate)
-        return self.descent_along(state, self.terms(state, coefficients))
-
-    def terms(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> list[Term]:
-        """Returns the sum of the step after `state`, along the directions that its number names."""
-        return [Term(self.directions(state.seed), self.divided(state, coefficients), state.done * self.per_step)]
-
-    def descent_along(self, state: StepState, terms: list[Term]) -> Change:
-        """Returns the change w <- w - eta (sum of the terms), by the optimiser, rounded as the settings say."""
-        if not terms:
-            return NOTHING
+        terms = terms or self.terms(state, coefficients)
         rounding, rate = self.rounding(state.seed, state.done), self.rate(state.done + 1)
         if self.optimizer == "sgd":
             return Add(terms, scale=-rate, rounding=rounding)

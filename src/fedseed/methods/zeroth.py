@@ -45,10 +45,11 @@ from fedseed.weights.layout import Layout
 
 MOST = 1 << 16  # directions of one step
 Normalisation = Literal["none", "z-score", "ranks"]
+BasisName = Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"]
 
 
 def normalised(losses: Sequence[float] | NDArray[np.floating[Any]], how: Normalisation) -> NDArray[np.float64]:
-    """The losses of one population without their scale.
+    """Returns the losses of one population without their scale.
 
     Args:
         losses: finite, shape (n,), in any order.
@@ -86,7 +87,7 @@ class Projection(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether it was measured: of a population some parts may not be."""
+        """Returns whether it was measured: of a population some parts may not be."""
         return isfinite(self.loss)
 
 
@@ -115,7 +116,7 @@ class ZerothOrder(Method):
 
     needs_gradients: ClassVar[bool] = False
 
-    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = "rademacher"
+    basis: BasisName = "rademacher"
     basis_size: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
     basis_rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 1
     learning_rate: PositiveFloat
@@ -143,27 +144,27 @@ class ZerothOrder(Method):
         return self.small_steps == "from-base"
 
     def directions(self, seed: int) -> Basis:
-        """The basis of a seed."""
+        """Returns the basis of a seed."""
         return Basis(self.basis, seed, self.basis_size, self.basis_rank)
 
     def factor(self, number: int) -> float:
-        """What the learning rate is multiplied by in a round."""
+        """Returns what the learning rate is multiplied by in a round."""
         return factor_of(self.schedule, number)
 
     def rate(self, number: int) -> float:
-        """eta in a round."""
+        """Returns eta, the rate of a round."""
         return self.learning_rate * self.factor(number)
 
     def rounding(self, seed: int, step: int) -> tuple[int, int] | None:
-        """How a step with these numbers of the shared stream is rounded (`fedseed.weights.change.Add`)."""
+        """Returns how a step with these numbers of the shared stream is rounded (`fedseed.weights.change.Add`)."""
         return (seed, step) if self.small_steps == "stochastic" else None
 
     def local_step(self, terms: Sequence[Term], number: int, seed: int, step: int) -> Change:
-        """w <- w - eta (sum of the terms), at the rate of round `number`; `rounding` has the other arguments."""
+        """Returns the change w <- w - eta (sum of the terms), at the rate of a round, rounded as `rounding` says."""
         return Add(terms, -self.rate(number), self.rounding(seed, step))
 
     def two_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
-        """The two-point estimate along direction k on `items`.
+        """Returns the two-point estimate along direction k on `items`.
 
         Raises:
             NonFiniteError: a loss is NaN or infinite, or the loss guard says no.
@@ -173,7 +174,7 @@ class ZerothOrder(Method):
     def measured(
         self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
     ) -> list[Projection]:
-        """The estimates along several directions, all on `items`, as the client's losses have them.
+        """Returns the estimates along several directions, all on `items`, as the client's losses have them.
 
         Methods ask for them by `Client.estimates`. `one_sided`: forward differences, with one pass at the weights as
         they are for all of them. Raises NonFiniteError as `two_point` does.
@@ -188,13 +189,13 @@ class ZerothOrder(Method):
     def quotients(
         self, plus: Sequence[float], minus: Sequence[float], width: float, apart: bool = False
     ) -> list[Projection]:
-        """(plus - minus) / width, where `minus` has a loss for each of `plus`, or one for all.
+        """Returns (plus - minus) / width, where `minus` has a loss for each of `plus`, or one for all.
 
         `apart`: each pair is of other examples, so that only what lies between its two losses says anything.
         """
         there = list(minus) * (len(plus) // len(minus))
-        for here, other in zip(plus, there, strict=True):
-            self.check_pair(here, other)
+        if problem := next(filter(None, map(self.problem, plus, there)), None):
+            raise NonFiniteError(problem)
         compared = [*plus, *minus]
         if apart and self.normalize != "none":
             half = (np.array(plus) - np.array(there)) / 2
@@ -206,13 +207,14 @@ class ZerothOrder(Method):
             for difference, here, other in zip(differences.tolist(), plus, there, strict=True)
         ]
 
-    def check_pair(self, plus: float, minus: float) -> None:
-        """Raises NonFiniteError if two losses are no measurement, or the loss guard says no."""
+    def problem(self, plus: float, minus: float) -> str | None:
+        """Returns why two losses are no measurement, or the loss guard says no; None if they are one."""
         difference = plus - minus
         if not np.isfinite(difference):
-            raise NonFiniteError(f"loss is {plus} and {minus} on the two sides of a perturbation")
+            return f"loss is {plus} and {minus} on the two sides of a perturbation"
         if self.clip is not None and abs(difference) > self.clip:
-            raise NonFiniteError(f"losses differ by {abs(difference):.3g}, the loss guard allows {self.clip}")
+            return f"losses differ by {abs(difference):.3g}, the loss guard allows {self.clip}"
+        return None
 
     def local_steps(
         self, client: Client, basis: Basis, draws: Iterable[Sequence[int]], one_sided: bool = False
@@ -266,7 +268,7 @@ class Population(ZerothOrder):
     def measured(
         self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
     ) -> list[Projection]:
-        """The estimates along some directions, a population of n after the other, each on all of `items`.
+        """Returns the estimates along some directions, a population of n after the other, each on all of `items`.
 
         In a population, an estimate that is not usable is 0, its loss is NaN, and it is counted as skipped.
 
@@ -283,10 +285,9 @@ class Population(ZerothOrder):
         n = self.population
         if n == 1:
             return super().measured(client, basis, along, items, one_sided)
-        groups = [along[at : at + n] for at in range(0, len(along), n)]
         found: list[Projection] = []
         here: list[float] = []
-        for group in groups:
+        for group in (along[at : at + n] for at in range(0, len(along), n)):
             with client.autocast(self.autocast):
                 plus = client.population_losses(basis, group, self.scale, items)
                 if not one_sided:
@@ -297,24 +298,17 @@ class Population(ZerothOrder):
         return found
 
     def _usable(self, client: Client, plus: Sequence[float], minus: Sequence[float], width: float) -> list[Projection]:
-        """The quotients of a population."""
-        found, usable, reasons = [Projection(0.0, nan)] * len(plus), [], []
-        for number, pair in enumerate(zip(plus, minus, strict=True)):
-            try:
-                self.check_pair(*pair)
-                usable.append(number)
-            except NonFiniteError as error:
-                reasons.append(str(error))
+        """Returns the quotients of a population; 0 with a loss of NaN where two losses are no measurement."""
+        problems = list(map(self.problem, plus, minus))
+        usable = [number for number, problem in enumerate(problems) if problem is None]
         if not usable:
-            raise NonFiniteError(f"of {len(found)} parts of the batch none was usable: {reasons[-1]}")
-        for reason in reasons:
-            client.skip(reason)
-        quotients = self.quotients([plus[i] for i in usable], [minus[i] for i in usable], width, apart=True)
-        for number, one in zip(usable, quotients, strict=True):
-            found[number] = one
-        return found
+            raise NonFiniteError(f"of {len(problems)} parts of the batch none was usable: {problems[-1]}")
+        for problem in filter(None, problems):
+            client.skip(problem)
+        found = iter(self.quotients([plus[i] for i in usable], [minus[i] for i in usable], width, apart=True))
+        return [next(found) if problem is None else Projection(0.0, nan) for problem in problems]
 
 
 def shares(found: Sequence[Projection]) -> Floats:
-    """rho_j / n of each of n estimates, float32, shape (n,)."""
+    """Returns rho_j / n of each of n estimates, float32, shape (n,)."""
     return np.array([one.rho / len(found) for one in found], dtype=np.float32)

@@ -160,8 +160,7 @@ class ZOFedSGD(Population, Stepwise):
 
     def change(self, state: StepState, step: Projections) -> Change:
         """w <- w - eta sum_k c_k rho_k z_k, rounded once."""
-        terms = self._own_terms(state, step)
-        return self.descent(state, step.scalars) if terms is None else self.descent_along(state, terms)
+        return self.descent(state, step.scalars, self._own_terms(state, step))
 
     def advance(self, state: StepState, step: Projections) -> StepState:
         return self.count(state, step.scalars, self._own_terms(state, step))

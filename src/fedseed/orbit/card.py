@@ -7,7 +7,7 @@ or a shell's command here.
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,30 +69,10 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
         form: what the folder holds.
         kind: the name of the model's class, which says how it is loaded.
     """
-    layout, method, base = header.layout, header.method, header.base
+    base = header.base
     if base.startswith((".", "/", "~")) or base.count("/") > 1:  # a folder: a card names no machine's paths
         base = base.rstrip("/").rsplit("/", 1)[-1]
-    unusual = header.unusual_digests()
     total = facts.steps if facts.of is None else facts.of
-    trained = f"{layout.size:,} parameters in {len(layout.tensors)} tensors"
-    if header.trainable is not None:
-        trained += f" (those named {', '.join(map(_code, header.trainable))})"
-    rows = [
-        ("base", f"{_code(base)}, {_plain(header.dtype)}, digest {_code(header.base_digest)}"
-                 + (f" ({unusual}, as are all digests here)" if unusual else "")),
-        ("method", f"{_code(method.name)} ({method.about})"),
-        ("trained", trained),
-        ("rounds", f"{facts.steps:,} of {total:,}"),
-        ("seed of the run", str(header.seed)),
-        ("digest of the trained weights", _code(facts.digest)),
-    ]  # fmt: skip
-    if header.adapter is not None:
-        settings = header.adapter.settings.model_dump()
-        rows.insert(3, ("adapter", _plain(", ".join(f"{key} = {value}" for key, value in settings.items()))))
-    if facts.clients is not None:
-        rows.insert(-2, ("clients", f"{facts.clients:,}"))
-    if facts.orbit_bytes is not None:
-        rows.append(("orbit", f"{facts.orbit_bytes:,} bytes; the trained weights have {layout.dense_bytes:,}"))
     names = [name for name in facts.final if name in facts.baseline or not facts.baseline]
     auto = next((name for ending, name in AUTO.items() if kind.endswith(ending)), "AutoModelForCausalLM")
     packaged = False
@@ -102,23 +82,21 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
         packaged = base in PACKAGED  # which transformers does not know
     upto = "" if total == facts.steps else f" --upto {facts.steps}"
     made = Environment(loader=PackageLoader("fedseed.orbit"), trim_blocks=True, undefined=StrictUndefined)
-    made.filters.update(code=_code, plain=_plain, text=lambda text: json.dumps(clean(text), ensure_ascii=False))
+    made.filters.update(
+        code=_code, plain=_plain, cell=lambda text: text.replace("|", "\\|"), counted="{:,}".format,
+        text=lambda text: json.dumps(clean(text), ensure_ascii=False),
+    )  # fmt: skip
     text = made.get_template("card.md").render(
         base=base, hub_name=_HUB_NAME.fullmatch(base),  # plain YAML; other names are left out there
         library="peft" if form == "adapter" else "transformers",
-        name=f"{base or 'model'} + {facts.orbit_name or method.name}", about=ABOUT[form],
-        form=form, facts=facts, rows=rows, table=_table, auto=auto, packaged=packaged,
+        name=f"{base or 'model'} + {facts.orbit_name or header.method.name}", about=ABOUT[form],
+        form=form, facts=facts, total=total, header=header, auto=auto, packaged=packaged,
         processor="AutoImageProcessor" if auto == "AutoModelForImageClassification" else "AutoTokenizer",
         metrics=[(_plain(name), *(f"{of[name]:.4g}" for of in (facts.baseline, facts.final) if of)) for name in names],
         again=f"fedseed export {_word(facts.orbit_name)}{upto} --out FOLDER",
-        settings=[(key, _code(json.dumps(value))) for key, value in method.model_dump().items()],
+        settings=[(key, _code(json.dumps(value))) for key, value in header.method.model_dump().items()],
     )  # fmt: skip
     return text.rstrip() + "\n"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def _word(text: str) -> str:

@@ -216,26 +216,24 @@ class Header:
 
         Digests of two kinds can't be compared: that they are of two kinds is what differs then.
         """
-        lines = []
-        left_out = {"base", "base_folder", "first"} | (set() if self.hashed_alike(other) else {"base_digest"})
-        for field in sorted(fields(self), key=lambda field: field.name != "digest_kind"):
-            a, b = getattr(self, field.name), getattr(other, field.name)
-            if a == b or field.name in left_out:
-                continue
-            if field.name == "method":
-                mine, yours = flat(a.model_dump()), flat(b.model_dump())
-                for key in [*mine, *(k for k in yours if k not in mine)]:
-                    if key not in mine or key not in yours or mine[key] != yours[key]:
-                        lines.append(f"method.{key}: {mine.get(key, 'not there')}, {yours.get(key, 'not there')}")
-            elif field.name == "layout":
-                sizes = (
-                    f"{one.size:,} parameters in {len(one.tensors)} tensors and {len(one.block_sizes)} blocks"
-                    for one in (a, b)
-                )
-                lines.append(f"layout: {', '.join(sizes)}")
-            else:
-                lines.append(f"{field.name}: {a}, {b}")
-        return lines
+        mine, yours = self._facts(), other._facts()
+        if not self.hashed_alike(other):
+            del mine["base_digest"], yours["base_digest"]
+        keys = [key for key in {**mine, **yours} if mine.get(key, yours) != yours.get(key, mine)]
+        return [f"{key}: {_said(mine, key)}, {_said(yours, key)}" for key in keys]
+
+    def _facts(self) -> dict[str, Any]:
+        left_out = {"base", "base_folder", "first"}
+        names = sorted((field.name for field in fields(self)), key=lambda name: name != "digest_kind")
+        facts = {name: getattr(self, name) for name in names if name not in left_out}
+        return flat({**facts, "method": self.method.model_dump()})
+
+
+def _said(facts: dict[str, Any], key: str) -> object:
+    value = facts.get(key, "not there")
+    if not isinstance(value, Layout):
+        return value
+    return f"{value.size:,} parameters in {len(value.tensors)} tensors and {len(value.block_sizes)} blocks"
 
 
 def chosen(settings: BaseModel) -> dict[str, Any]:

@@ -6,15 +6,6 @@ from fedseed.privacy.settings import Level, Mechanism, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
 
 __all__ = [
-    "Level",
-    "Mechanism",
-    "PrivacySettings",
-    "PrivateScalars",
-    "PrivateSign",
-    "mechanism_of",
-    "misfit",
-    "noise_for",
-    "protected",
-    "protection_of",
-    "settings_of",
-]
+    "Level", "Mechanism", "PrivacySettings", "PrivateScalars", "PrivateSign", "mechanism_of", "misfit", "noise_for",
+    "protected", "protection_of", "settings_of",
+]  # fmt: skip
