@@ -16,7 +16,7 @@ from fedseed.errors import OrbitError
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin, write_orbit
 from fedseed.orbit.header import FORMAT, MAGIC
-from fedseed.orbit.record import PackedRecord, link
+from fedseed.orbit.record import Record, link
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.weights import pending
 from fedseed.weights.digest import base_digest
@@ -101,7 +101,7 @@ def test_a_bit_a_step_is_replayed_as_a_stream(tmp_path, monkeypatch):
     layout = ParameterSpace(net, METHOD.blocks).layout
     path = tmp_path / "a.orbit"
     header = replace(HEADER, base_digest=base_digest(net), layout=layout)
-    write_orbit(path, begin(header), [PackedRecord(1, 1 << 11, np.random.default_rng(0).bytes(1 << 8))])
+    write_orbit(path, begin(header), [Record(1, np.random.default_rng(0).bytes(1 << 8), steps=1 << 11)])
     with at_most(100 << 10):  # which a list of the steps alone exceeds
         orbit = Orbit.open(path)
     assert orbit.last == 1 << 11

@@ -83,7 +83,7 @@ def test_a_compacted_orbit_holds_the_final_model_only(name, tmp_path):
         with pytest.raises(OrbitError):
             Orbit.parse(data[:length])
     (only,) = small.parts
-    for at, parts in ((0, [replace(only, steps=2)]), (1, [only, replace(only, first=only.last + 1)])):
+    for at, parts in ((0, [replace(only, steps=2)]), (1, [only, replace(only, round=only.last + 1)])):
         write_orbit(tmp_path / "small.orbit", small.start, parts)
         with pytest.raises(OrbitError, match=f"step {only.last + at}: a compacted orbit holds one step"):
             Orbit.open(tmp_path / "small.orbit")

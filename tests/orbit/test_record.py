@@ -4,8 +4,8 @@ import pytest
 
 from fedseed import FedKSeed, FeedSign, MeZO
 from fedseed.errors import MessageError
-from fedseed.orbit import NO_DIGEST, Record, record
-from fedseed.orbit.record import MOST_PACKED, PackedRecord, Steps, packed
+from fedseed.orbit import NO_DIGEST, record
+from fedseed.orbit.record import MOST_PACKED, Record, Steps, packed
 
 VOTES, FLOATS = FeedSign(), MeZO()  # a bit a step; four bytes a step
 END = "ab" * 16
@@ -23,20 +23,20 @@ END = "ab" * 16
     ],
 )
 def test_a_payload_that_can_not_be_so_many_steps(method, steps, payload, text):
-    made = PackedRecord(1, steps, payload)
+    made = Record(1, payload, steps=steps)
     for act in (made.check, lambda method: list(made.unpack(method))):
         with pytest.raises(MessageError, match=text):
             act(method)
 
 
 def test_the_digest_is_that_of_the_last_step_and_steps_end_where_asked():
-    parts = [PackedRecord(1, 1, b"\1", END), PackedRecord(2, 3, b"\5", END), PackedRecord(5, 1, b"", END)]
+    parts = [Record(1, b"\1", END), Record(2, b"\5", END, 3), Record(5, b"", END)]
     whole = [Record(1, b"\1", END), Record(2, b"\1"), Record(3, b"\0"), Record(4, b"\1", END), Record(5, b"", END)]
     assert whole[1].digest == NO_DIGEST
     assert list(Steps(parts, VOTES)) == whole
     for upto in range(7):
         assert list(Steps(parts, VOTES, upto)) == whole[:upto]
-    broken = [parts[0], PackedRecord(2, 3, b"\xff", END)]
+    broken = [parts[0], Record(2, b"\xff", END, 3)]
     assert list(Steps(broken, VOTES, 1)) == whole[:1]  # what comes later is not looked at
 
 
@@ -46,7 +46,7 @@ def joined(method, *payloads):
     found = list(packed(method, made))
     assert [int(each.digest, 16) for each in found] == [each.last for each in found]
     assert [r.payload for r in Steps(found, method)] == list(payloads)
-    return [(each.first, each.steps, each.payload) for each in found]
+    return [(each.round, each.steps, each.payload) for each in found]
 
 
 def test_which_steps_share_a_record(monkeypatch):

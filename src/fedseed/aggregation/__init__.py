@@ -6,10 +6,9 @@ package.
 
 from fedseed.aggregation.base import AggregationRule
 from fedseed.aggregation.clipping import CentredClipping, NormBound
-from fedseed.aggregation.geometric_median import GeometricMedian
 from fedseed.aggregation.krum import Krum, MultiKrum
 from fedseed.aggregation.mean import Mean
-from fedseed.aggregation.median import Median, TrimmedMean
+from fedseed.aggregation.median import GeometricMedian, Median, TrimmedMean
 from fedseed.registry import Registry, check_class, classes_in, name_of
 
 RULES: tuple[type[AggregationRule], ...] = tuple(classes_in(__name__, AggregationRule))

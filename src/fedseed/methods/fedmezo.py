@@ -61,8 +61,6 @@ class FedMeZO(Averaged, Population):
     personal: Literal["constant", "random", "loss", "loss-5", "update"] = "constant"
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.5
     steps: PositiveInt = 30
-    scale: PositiveFloat = 1e-3
-    batch: PositiveInt = 1
     weighting: Literal["equal", "examples"] = "equal"
     small_steps: Literal["nearest", "stochastic"] = "nearest"
     travel: Literal["pairs", "tensors"] = "pairs"

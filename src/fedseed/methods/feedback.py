@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
-from fedseed.aggregation.base import Weighting
 from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Method
 from fedseed.methods.client import Client
@@ -54,7 +53,6 @@ class Feedback(Method):
     entrywise: ClassVar[bool] = True
     lasting_entries: ClassVar[bool] = True
 
-    weighting: Weighting = "equal"
     global_rate: PositiveFloat = 1.0
     feedback: Annotated[float, Field(ge=0, le=1)] = 1.0
     training: LocalTraining = LocalTraining()

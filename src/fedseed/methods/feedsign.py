@@ -54,9 +54,7 @@ class FeedSign(Population, Stepwise):
     votes_per_round: Annotated[int, Field(ge=1, le=MOST)] = 1
     epsilon: PositiveFloat | None = None
     learning_rate: PositiveFloat = 5e-6
-    scale: PositiveFloat = 1e-3
     batch: PositiveInt = 16
-    weighting: Literal["equal", "examples"] = "equal"
 
     @model_validator(mode="after")
     def _votes_have_no_size(self) -> "FeedSign":

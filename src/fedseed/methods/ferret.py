@@ -190,7 +190,6 @@ class Ferret(BlockRates):
     seeds: Literal["per-client", "shared", "fixed"] = "per-client"
     exact: bool = False
     streaming: bool = False
-    weighting: Literal["equal", "examples"] = "equal"
     training: LocalTraining = LocalTraining()
 
     @model_validator(mode="after")

@@ -48,9 +48,7 @@ class MeZO(Population, Stepwise):
     estimates: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     estimator: Literal["two-point", "one-point"] = "two-point"
     learning_rate: PositiveFloat = 1e-6
-    scale: PositiveFloat = 1e-3
     batch: PositiveInt = 16
-    weighting: Literal["equal", "examples"] = "equal"
 
     @property
     def per_step(self) -> int:

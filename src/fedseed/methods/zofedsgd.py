@@ -106,9 +106,7 @@ class ZOFedSGD(Population, Stepwise):
     seeds: Literal["own", "shared"] = "own"
     scalars: Literal["float32", "byte"] = "float32"
     learning_rate: PositiveFloat = 1e-7
-    scale: PositiveFloat = 1e-3
     batch: PositiveInt = 16
-    weighting: Literal["equal", "examples"] = "equal"
 
     @model_validator(mode="after")
     def _base_needs_shared_seeds(self) -> "ZOFedSGD":

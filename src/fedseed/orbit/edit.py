@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedseed.errors import OrbitError
 from fedseed.orbit.file import Orbit, begin, read, scan, write_orbit
-from fedseed.orbit.record import NO_DIGEST, PackedRecord, packed
+from fedseed.orbit.record import NO_DIGEST, packed
 
 
 def rollback(path: Path, to: int, out: Path) -> Orbit:
@@ -54,9 +54,8 @@ def compact(path: Path, out: Path) -> Orbit:
         raise OrbitError(f"{path}: every step of {method.name} counts, so none can be left out")
     if not orbit.parts:
         raise OrbitError(f"{path}: the orbit has no steps")
-    last = orbit.parts[-1]
-    only = PackedRecord(last.last, 1, last.payload, last.digest)
-    write_orbit(out, begin(replace(orbit.header, first=last.last)), [only])
+    last = orbit.records[-1]
+    write_orbit(out, begin(replace(orbit.header, first=last.round)), [last])
     return Orbit.open(out)
 
 

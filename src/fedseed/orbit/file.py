@@ -20,7 +20,7 @@ from zlib import crc32
 from fedseed.durable import replacing
 from fedseed.errors import MessageError, OrbitError
 from fedseed.orbit.header import MAGIC, READABLE, START, Header
-from fedseed.orbit.record import DIGEST_BYTES, FRAME, HEAD, LINK_BYTES, PackedRecord, Record, Steps, link
+from fedseed.orbit.record import DIGEST_BYTES, FRAME, HEAD, LINK_BYTES, Record, Steps, link
 from fedseed.randomness.stream import STREAM_VERSION
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Orbit:
     """
 
     header: Header
-    parts: tuple[PackedRecord, ...]
+    parts: tuple[Record, ...]
     start: bytes
     end: bytes
     size: int
@@ -202,7 +202,7 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
         header = Header.decode(data[START.size : end], fmt)
     except OrbitError as error:
         raise OrbitError(f"{source}: {error}") from error
-    parts: list[PackedRecord] = []
+    parts: list[Record] = []
     position = end + LINK_BYTES
     damage = None
     complete = False
@@ -227,7 +227,7 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
     return Orbit(header, tuple(parts), data[: end + LINK_BYTES], last, position, complete), damage
 
 
-def _record(header: Header, data: bytes, position: int, step: int, last: bytes) -> PackedRecord | Damage:
+def _record(header: Header, data: bytes, position: int, step: int, last: bytes) -> Record | Damage:
     """The record at `position`, which should begin with number `step`, or what is wrong with it."""
 
     def damage(text: str, torn: bool = False) -> Damage:
@@ -247,7 +247,7 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
         return damage(f"step {first} stands where step {step} belongs")
     if data[stop - LINK_BYTES : stop] != link(last, body):
         return damage(f"step {step} is damaged, or follows other steps", torn=stop == len(data))
-    part = PackedRecord(first, steps, body[HEAD.size : -DIGEST_BYTES], body[-DIGEST_BYTES:].hex())
+    part = Record(first, body[HEAD.size : -DIGEST_BYTES], body[-DIGEST_BYTES:].hex(), steps)
     if header.first > 1 and (steps != 1 or step != header.first):
         return damage(f"step {step}: a compacted orbit holds one step")
     try:
@@ -257,7 +257,7 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
     return part
 
 
-def write_orbit(path: Path, start: bytes, parts: Iterable[PackedRecord]) -> None:
+def write_orbit(path: Path, start: bytes, parts: Iterable[Record]) -> None:
     """Write a whole orbit file, or replace one, in one go.
 
     Args:

@@ -20,76 +20,51 @@ MOST_PACKED = 1 << 16  # steps in a record, and bytes of their payloads before p
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One step.
+    """A record as a file has it: one step, or many packed; what `Orbit.records` has are single steps.
 
     Args:
-        round: its number, from 1.
-        payload: the method's step, encoded.
-        digest: hex digest of the trainable weights after the step; zeros: not recorded.
+        round: the number of its (first) step, from 1.
+        payload: the method's step, encoded; or `pack` of many.
+        digest: hex digest of the trainable weights after the (last) step; zeros: not recorded.
+        steps: how many; none in the record that ends a file.
     """
 
     round: int
     payload: bytes
     digest: str = NO_DIGEST
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRecord:
-    """A record as the file has it: one step, or many packed.
-
-    Args:
-        first: the number of its first step.
-        steps: how many; none in the record that ends a file.
-        payload: the step's payload, or `method.pack` of many.
-        digest: hex digest of the trainable weights after the last one; zeros: not recorded.
-    """
-
-    first: int
-    steps: int
-    payload: bytes
-    digest: str = NO_DIGEST
+    steps: int = 1
 
     @property
     def last(self) -> int:
-        """The number of its last step."""
-        return self.first + self.steps - 1
+        """Returns the number of its last step."""
+        return self.round + self.steps - 1
 
     def encode(self) -> bytes:
-        """The record's bytes, without the link."""
-        head = struct.pack("<III", len(self.payload), self.first, self.steps)
+        """Returns the record's bytes, without the link."""
+        head = struct.pack("<III", len(self.payload), self.round, self.steps)
         return head + struct.pack("<I", zlib.crc32(head)) + self.payload + bytes.fromhex(self.digest)
 
     def check(self, method: Method) -> None:
-        """Whether the payload can be that many steps; none of them is made.
-
-        Raises:
-            MessageError: it can't.
-        """
+        """Raises MessageError if the payload can't be that many steps; none of them is made."""
         if self.steps == 1 or (self.steps == 0 and not self.payload):
             return
         if not 1 <= self.steps <= MOST_PACKED or not 0 < len(self.payload) <= MOST_PACKED:
             raise MessageError(f"{self.steps} steps in {len(self.payload)} bytes")
         check_pack(method, self.payload, self.steps)
 
-    def unpack(self, method: Method) -> Iterator[Record]:
-        """Its steps.
-
-        Raises:
-            MessageError: the payload can't be that many steps.
-        """
+    def unpack(self, method: Method) -> Iterator["Record"]:
+        """Yields its steps. Raises MessageError if the payload can't be that many."""
         self.check(method)
-        if self.steps <= 1:
-            if self.steps:
-                yield Record(self.first, self.payload, self.digest)
-            return
-        payloads = unpack(method, self.payload, self.steps)
-        for number, payload in enumerate(payloads, start=self.first):
-            yield Record(number, payload, self.digest if number == self.last else NO_DIGEST)
+        if self.steps == 1:
+            yield self
+        elif self.steps:
+            for number, payload in enumerate(unpack(method, self.payload, self.steps), start=self.round):
+                yield Record(number, payload, self.digest if number == self.last else NO_DIGEST)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of records, made one after the other each time they are gone through: a bit may be a step.
+    """The single steps of records, made one after the other each time they are gone through: a bit may be a step.
 
     Args:
         parts: the records.
@@ -97,13 +72,13 @@ class Steps:
         upto: number of the last step; None: all.
     """
 
-    parts: Sequence[PackedRecord]
+    parts: Sequence[Record]
     method: Method
     upto: int | None = None
 
     def __iter__(self) -> Iterator[Record]:
         for part in self.parts:
-            if self.upto is not None and part.first > self.upto:
+            if self.upto is not None and part.round > self.upto:
                 return
             for record in part.unpack(self.method):
                 if self.upto is not None and record.round > self.upto:
@@ -112,12 +87,12 @@ class Steps:
 
 
 def link(previous: bytes, data: bytes) -> bytes:
-    """The hash that checks `data` and chains it to what comes before."""
+    """Returns the hash that checks `data` and chains it to what comes before."""
     return hashlib.blake2b(previous + data, digest_size=LINK_BYTES).digest()
 
 
-def packed(method: Method, records: Iterable[Record]) -> Iterator[PackedRecord]:
-    """Steps as a finished orbit holds them: those of a step-by-step method packed, others one by one.
+def packed(method: Method, records: Iterable[Record]) -> Iterator[Record]:
+    """Yields steps as a finished orbit holds them: those of a step-by-step method packed, others one by one.
 
     What comes out depends on the steps alone, so that an interrupted run ends in the same bytes. Neighbours with
     payloads of one length share a record until their payloads reach MOST_PACKED bytes; steps without content stay
@@ -125,9 +100,9 @@ def packed(method: Method, records: Iterable[Record]) -> Iterator[PackedRecord]:
     """
     together: list[Record] = []
 
-    def join() -> PackedRecord:
+    def join() -> Record:
         payload = pack(method, [r.payload for r in together]) if len(together) > 1 else together[0].payload
-        return PackedRecord(together[0].round, len(together), payload, together[-1].digest)
+        return Record(together[0].round, payload, together[-1].digest, len(together))
 
     for record in records:
         if together:
@@ -141,9 +116,9 @@ def packed(method: Method, records: Iterable[Record]) -> Iterator[PackedRecord]:
         yield join()
 
 
-def ending(parts: Iterable[PackedRecord]) -> Iterator[PackedRecord]:
-    """The records, and the one that ends a file: no steps, and the last digest once more."""
-    last = None
+def ending(parts: Iterable[Record]) -> Iterator[Record]:
+    """Yields the records, and the one that ends a file: no steps, and the last digest once more."""
+    last = Record(0, b"")
     for last in parts:
         yield last
-    yield PackedRecord(1, 0, b"") if last is None else PackedRecord(last.last + 1, 0, b"", last.digest)
+    yield Record(last.last + 1, b"", last.digest, steps=0)

@@ -6,7 +6,7 @@ from fedseed.durable import Appender
 from fedseed.errors import OrbitError
 from fedseed.orbit.file import Orbit, begin, read, scan, write_orbit
 from fedseed.orbit.header import Header
-from fedseed.orbit.record import NO_DIGEST, PackedRecord, Record, ending, link, packed
+from fedseed.orbit.record import NO_DIGEST, Record, ending, link, packed
 
 
 class OrbitWriter:
@@ -71,7 +71,7 @@ class OrbitWriter:
             raise OrbitError(f"{self.path}: the orbit is complete, nothing can be added")
         if record.round != self.last + 1:
             raise OrbitError(f"{self.path}: step {record.round} can't follow step {self.last}")
-        data = PackedRecord(record.round, 1, record.payload, record.digest).encode()
+        data = record.encode()
         after = link(self._link, data)
         self._file.append(data + after, sync)
         self._link, self.last, self._digest = after, record.round, record.digest
@@ -91,7 +91,7 @@ class OrbitWriter:
                 orbit = Orbit.open(self.path)
                 write_orbit(self.path, orbit.start, ending(packed(self._method, orbit.steps())))
             else:
-                data = PackedRecord(self.last + 1, 0, b"", self._digest).encode()
+                data = Record(self.last + 1, b"", self._digest, steps=0).encode()
                 self._file.append(data + link(self._link, data))
             self._complete = True
         self.release()
