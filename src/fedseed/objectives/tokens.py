@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from fedseed.models import adapters
 
@@ -126,11 +127,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int, left: bool = False) -> tuple
         pad: what they are filled up with.
         left: at their beginning; otherwise at their end.
     """
-    longest = max(map(len, rows))
-    ids = torch.full((len(rows), longest), pad, dtype=torch.long, device="cpu")
-    mask = torch.zeros_like(ids)
-    for number, row in enumerate(rows):
-        place = slice(longest - len(row), None) if left else slice(len(row))
-        ids[number, place] = torch.tensor(row, device="cpu")
-        mask[number, place] = 1
-    return ids, mask
+    side = "left" if left else "right"
+    tensors = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows]
+    ids = pad_sequence(tensors, batch_first=True, padding_value=pad, padding_side=side)
+    return ids, pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)

@@ -28,13 +28,8 @@ FREE_CELLS = 1 << 20  # cells that any parquet file may have, and one more for e
 csv.field_size_limit(1 << 30)  # a text may be long
 
 KIND_NAMES: dict[type, str] = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "a JSON object",
-}
+    str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a JSON object"
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -151,9 +146,8 @@ def read_json(path: Path, hint: str = "") -> Record:
     Raises:
         RecipeError: the file is missing, unreadable, not JSON, or no object.
     """
-    text = read_text(path, hint)
     try:
-        content = parse_json(text)
+        content = parse_json(read_text(path, hint))
     except ValueError as error:
         raise RecipeError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
@@ -208,33 +202,30 @@ def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError
         return _saved(place, split)
     if not place.is_file():
         raise RecipeError(f"{place}: there is no such file")
-    if place.suffix in (".jsonl", ".json"):
-        return _json(place)
-    if place.suffix in (".csv", ".tsv"):
-        return _table(place, csv.QUOTE_MINIMAL)
+    if place.suffix not in ENDINGS:
+        raise RecipeError(f"{place}: a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} is expected")
     if place.suffix == ".parquet":
         return _parquet(place)
-    raise RecipeError(f"{place}: a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} is expected")
+    return _json(place) if place.suffix in (".jsonl", ".json") else _table(place, csv.QUOTE_MINIMAL)
 
 
 def _json(path: Path) -> Iterator[Record | RecipeError]:
     text = read_text(path)
     if path.suffix == ".json" and text.lstrip().startswith("["):
         try:
-            rows = parse_json(text)
+            rows = [(f"{path} item {number}", values) for number, values in enumerate(parse_json(text), 1)]
         except ValueError as error:
             raise RecipeError(f"{path}: not valid JSON: {error}") from error
-        read = ((f"{path} item {number}", values) for number, values in enumerate(rows, 1))
     else:  # not splitlines: texts hold other characters that would end a line there
-        rows = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-        read = ((f"{path} line {number}", _line(f"{path} line {number}", line)) for number, line in rows)
+        lines = ((f"{path} line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+        rows = [(where, _line(where, line)) for where, line in lines]
     if not rows:
         raise RecipeError(f"{path}: it is empty")
-    for where, values in read:
-        if isinstance(values, RecipeError):
-            yield values
-        elif isinstance(values, dict):
+    for where, values in rows:
+        if isinstance(values, dict):
             yield Record(where, values)
+        elif isinstance(values, RecipeError):
+            yield values
         else:
             yield RecipeError(f"{where}: a JSON object is expected, not {_short(values)}")
 
@@ -291,12 +282,11 @@ def _parquet(path: Path) -> list[Record]:
             )
 
     try:
-        size = path.stat().st_size
+        size, unpacked = path.stat().st_size, 0
         with parquet.ParquetFile(path) as file:
             about, width = file.metadata, len(file.schema_arrow.names)
             groups = (about.row_group(number).total_byte_size for number in range(about.num_row_groups))
             check(sum(groups), about.num_rows * width)
-            unpacked = 0
             for batch in file.iter_batches(BATCH):
                 unpacked += batch.nbytes
                 check(unpacked, (len(rows) + batch.num_rows) * width)

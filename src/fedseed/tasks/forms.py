@@ -191,8 +191,6 @@ class Reader:
         """Raise RecipeError if rows are malformed and are not to be skipped: all of them in one report."""
         if not self.bad or on_bad_line == "skip":
             return
-        if len(self.bad) == 1:
-            raise RecipeError(self.bad[0])
         places: dict[str, list[str]] = {}  # by what is wrong, which is mostly the same
         for bad in self.bad:
             place, _, what = bad.partition(": ")
@@ -200,9 +198,8 @@ class Reader:
         told = [f"{listed(where, SHOWN)}: {what}" for what, where in list(places.items())[:SHOWN]]
         rest = len(self.bad) - sum(map(len, list(places.values())[:SHOWN]))
         told += [f"and {rest:,} more"] if rest else []
-        raise RecipeError(
-            f'{len(self.bad):,} bad lines (task.on_bad_line = "skip" leaves them out): ' + "; ".join(told)
-        )
+        many = f'{len(self.bad):,} bad lines (task.on_bad_line = "skip" leaves them out): '
+        raise RecipeError((many if len(self.bad) > 1 else "") + "; ".join(told))
 
     def notes(self) -> list[str]:
         """Lines about what was left out."""
@@ -217,10 +214,11 @@ class Reader:
         return replace(row, values={**row.values, **{name: row.values[at] for name, at in self.fields.items()}})
 
     def _form_of(self, row: Record) -> Form:
-        """The first form that the row has, or else the first of which it has the leading field."""
+        """Returns the first form that the row has, or else the first of which it has the leading field."""
         whole = next((form for form in FORMS if form.fits(row)), None)
-        found = whole or next((form for form in FORMS if form.fits(row, 1)), None)
-        if self.form is None and found is None:
+        if self.form is None:
+            self.form, self.first = whole or next((form for form in FORMS if form.fits(row, 1)), None), row.where
+        if self.form is None:
             known = "; ".join(form.fields for form in FORMS)
             has = shown(", ".join(row.values)) or "no field"
             pair = zip(("prompt", "completion"), row.values, strict=False)
@@ -229,10 +227,7 @@ class Reader:
                 f"{row.where}: it has {has}, which is none of the known forms: {known}"
                 + (f"; say which field is what, such as task.fields = {{{given}}}" if given else "")
             )
-        if self.form is None:
-            self.form, self.first = found, row.where
-        assert self.form is not None
-        if whole is not None and whole is not self.form:
+        if whole not in (None, self.form):
             raise RecipeError(
                 f"{row.where}: it has {whole.fields}, but {self.first} has {self.form.fields}; "
                 "all lines must have the same form"
@@ -252,10 +247,11 @@ def repeated(training: Sequence[SourceLine], held_out: Sequence[SourceLine], wha
 
 
 def _content(made: Made) -> tuple[str, ...]:
-    if isinstance(made, ToLabel):
-        parts: tuple[str, ...] = (made.text,)
-    elif isinstance(made, Choice):
-        parts = (made.prompt, *made.options)
-    else:
-        parts = (made.prompt, made.response)
+    match made:
+        case ToLabel():
+            parts: tuple[str, ...] = (made.text,)
+        case Choice():
+            parts = (made.prompt, *made.options)
+        case _:
+            parts = (made.prompt, made.response)
     return tuple(" ".join(part.split()) for part in parts)

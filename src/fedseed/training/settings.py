@@ -11,16 +11,7 @@ from fedseed.weights.layout import Layout
 Autocast = Literal["bfloat16", "float16"]
 
 # recipe name -> class in torch.optim
-OPTIMIZERS = {
-    "sgd": "SGD",
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "adagrad": "Adagrad",
-    "adamax": "Adamax",
-    "nadam": "NAdam",
-    "radam": "RAdam",
-    "rmsprop": "RMSprop",
-}
+OPTIMIZERS = {name.lower(): name for name in ("SGD", "Adam", "AdamW", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop")}
 
 
 class LocalTraining(BaseModel):
