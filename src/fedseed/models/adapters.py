@@ -144,18 +144,19 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
         )
     task = "CAUSAL_LM" if causal else "SEQ_2_SEQ_LM" if speaks else None
     config: Any
-    if isinstance(settings, LoRA):
-        config = peft.LoraConfig(
-            task_type=task, r=settings.rank, lora_alpha=settings.alpha, lora_dropout=settings.dropout,
-            target_modules=None if settings.targets is None else list(settings.targets),
-        )  # fmt: skip
-    elif isinstance(settings, PTuning):
-        config = peft.PromptEncoderConfig(
-            task_type=task, num_virtual_tokens=settings.virtual_tokens,
-            encoder_reparameterization_type="MLP", encoder_hidden_size=settings.hidden,
-        )  # fmt: skip
-    else:
-        config = peft.PromptTuningConfig(task_type=task, num_virtual_tokens=settings.virtual_tokens)
+    match settings:
+        case LoRA():
+            config = peft.LoraConfig(
+                task_type=task, r=settings.rank, lora_alpha=settings.alpha, lora_dropout=settings.dropout,
+                target_modules=None if settings.targets is None else list(settings.targets),
+            )  # fmt: skip
+        case PTuning():
+            config = peft.PromptEncoderConfig(
+                task_type=task, num_virtual_tokens=settings.virtual_tokens,
+                encoder_reparameterization_type="MLP", encoder_hidden_size=settings.hidden,
+            )  # fmt: skip
+        case PromptTuning():
+            config = peft.PromptTuningConfig(task_type=task, num_virtual_tokens=settings.virtual_tokens)
     try:
         # peft draws first weights of its own, on the CPU
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), hushed():

@@ -31,7 +31,7 @@ class Head:
     seed: int
 
     def is_known(self, config: Mapping[str, Any]) -> bool:
-        """Whether a base with this config.json tells just these classes apart: the same names in the same order.
+        """Returns whether a base with this config.json tells just these classes apart: the same names in their order.
 
         Where the base has no names ("LABEL_0" and so on), their number decides.
         """
@@ -42,17 +42,15 @@ class Head:
         return names in (self.classes, tuple(f"LABEL_{i}" for i in range(len(self.classes))))
 
     def options(self) -> dict[str, Any]:
-        """What transformers' `from_pretrained` is given, so that the model has an output for each class."""
+        """Returns what transformers' `from_pretrained` is given, so that the model has an output for each class."""
         return {
             "id2label": dict(enumerate(self.classes)),
             "label2id": {name: i for i, name in enumerate(self.classes)},
             "ignore_mismatched_sizes": True,
         }
 
-    def renew(
-        self, model: Any, base: str, known: bool, lacking: Collection[str], keeps: bool = False
-    ) -> list[str]:  # fmt: skip
-        """Draw the head's weights if the base has none for these classes.
+    def renew(self, model: Any, base: str, known: bool, lacking: Collection[str], keeps: bool = False) -> list[str]:
+        """Draws the head's weights if the base has none for these classes.
 
         Args:
             model: a classifier with the right number of outputs.
@@ -73,24 +71,23 @@ class Head:
         head = head_parameters(model, base)
         if keeps:
             head += [name for name, _ in model.named_parameters() if ".pooler." in name and name not in head]
-        spread = float(getattr(model.config, "initializer_range", None) or SPREAD)
+        spread = np.float32(getattr(model.config, "initializer_range", None) or SPREAD)
         basis = Basis("normal", derive(self.seed, Domain.HEAD))
-        parameters = dict(model.named_parameters())
         with torch.no_grad():
             for number, name in enumerate(head):
-                parameter = parameters[name]
+                parameter = model.get_parameter(name)
                 if keeps and lacking and name not in lacking:
                     continue
                 if parameter.ndim < 2:
                     parameter.fill_(1.0 if keeps and name.endswith(".weight") else 0.0)  # of a norm layer; biases
                 else:
-                    drawn = basis.direction(number, 0, parameter.numel()) * np.float32(spread)
+                    drawn = basis.direction(number, 0, parameter.numel()) * spread
                     parameter.copy_(torch.from_numpy(drawn).reshape(parameter.shape))
         return [name for name in head if name in lacking] if keeps and lacking else head
 
 
 def head_parameters(model: Any, base: str) -> list[str]:
-    """Names of the parameters outside of a model's backbone, in their order: what `model.trainable = "head"` trains.
+    """Returns the names of the parameters outside of a model's backbone, which `model.trainable = "head"` trains.
 
     Args:
         model: a `transformers` model.

@@ -22,10 +22,8 @@ from fedseed.tasks.data import Example
 def mean_loss(model: torch.nn.Module, objective: Objective, items: Sequence[Any], batch: int = 32) -> float:
     """Returns the mean loss over all terms (response tokens) of all items."""
     model.eval()
-    total = 0.0
-    for at in range(0, len(items), batch):
-        total += float(objective.losses(model, items[at : at + batch]).sum())
-    return total / sum(objective.weight(item) for item in items)
+    parts = (items[at : at + batch] for at in range(0, len(items), batch))
+    return sum(float(objective.losses(model, part).sum()) for part in parts) / sum(map(objective.weight, items))
 
 
 @torch.no_grad()
@@ -134,20 +132,20 @@ def responses_to(
         max_new_tokens: of each response.
         around: gives what a batch is generated in, from its examples' numbers, row by row.
     """
-
-    def within(rows: Sequence[int], numbers: Sequence[int]) -> AbstractContextManager[Any]:
-        return nullcontext() if around is None else around([rows[number] for number in numbers])
-
     texts = [""] * len(examples)
     ended = [("" if objective.encodes else e.stop, objective.ends_of(e)) for e in examples]
     for stop, ends in sorted(set(ended)):
         rows = [i for i, how in enumerate(ended) if how == (stop, ends)]
         prompts = [items[i].ids[: items[i].response_start] for i in rows]
-        own = partial(within, rows)
+        own = None if around is None else partial(_among, around, rows)
         found = generate(model, objective, prompts, max_new_tokens, stop=stop, ends=ends, around=own)
         for i, text in zip(rows, found, strict=True):
             texts[i] = text
     return texts
+
+
+def _among(around: Any, rows: Sequence[int], numbers: Sequence[int]) -> AbstractContextManager[Any]:
+    return around([rows[number] for number in numbers])
 
 
 def choice_metrics(

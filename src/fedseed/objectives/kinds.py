@@ -38,7 +38,7 @@ class ExampleKind:
 
     example: type
     architecture: Architecture
-    objective: Callable[[Any, EvaluationSettings], Objective]
+    objective: Callable[..., Objective]
     measure: Callable[[Any, TaskData, EvaluationSettings], Measure]
     bases: tuple[Architecture, ...] = ()
 
@@ -75,7 +75,7 @@ KINDS: tuple[ExampleKind, ...] = (
 def usable_sets(
     objective: Objective, sets: Mapping[str, Sequence[Any]], limit: str
 ) -> tuple[dict[str, list[Any]], list[str]]:
-    """`usable_of` each evaluation set, by prefix of the metric's name. Raises ValueError if nothing is left of one."""
+    """Returns `usable_of` each set, by prefix of the metric's name. Raises ValueError if nothing is left of one."""
     kept: dict[str, list[Any]] = {}
     notes = []
     for prefix, examples in sets.items():
@@ -88,7 +88,7 @@ def usable_sets(
 
 
 def usable_of(objective: Objective, examples: Sequence[Any], name: str, limit: str) -> tuple[list[Any], list[str]]:
-    """The examples that the objective can use, and lines about those that it can't, or only cut.
+    """Returns the examples that the objective can use, and lines about those that it can't, or only cut.
 
     Args:
         objective: decides which examples are usable.
@@ -109,7 +109,7 @@ def usable_of(objective: Objective, examples: Sequence[Any], name: str, limit: s
 def short_answers(
     objective: Objective, sets: Mapping[str, Sequence[Any]], room: int | None, settings: EvaluationSettings
 ) -> list[str]:
-    """A line about the prompts after which a model of `room` positions can't make as many new tokens as wanted."""
+    """Returns a line about the prompts after which a model of `room` positions has room for too few new tokens."""
     if isinstance(objective, Rewarded):
         objective = objective.language
     if not isinstance(objective, CausalLM) or room is None or not settings.rouge:
@@ -123,7 +123,7 @@ def short_answers(
 def kind_of(
     data: TaskData, base: Architecture | None = None, wanted: Architecture | None = None, prefix: str = ""
 ) -> tuple[ExampleKind, tuple[str, ...]]:
-    """The kind of a task's examples, and the classes that a model needs an output for each of (none: no classifier).
+    """Returns the kind of a task's examples, and the classes that a model needs outputs for (none: no classifier).
 
     Args:
         data: the task's.
@@ -141,25 +141,20 @@ def kind_of(
         raise ValueError(
             f"examples of type {type(examples[0]).__name__}" if examples else "the clients have no example"
         )
-    if wanted is not None:
-        found = [kind for kind in fitting if kind.architecture == wanted]
-        if not found:
-            known = ", ".join(f'"{kind.architecture}"' for kind in fitting)
-            raise ValueError(f'model.architecture = "{wanted}": its examples are for {known}')
-    else:
-        exact = [kind for kind in fitting if kind.architecture == base]
-        found = exact or [kind for kind in fitting if base in kind.bases] or fitting
-    kind = found[0]
+    exact = [kind for kind in fitting if kind.architecture == (wanted or base)]
+    if wanted is not None and not exact:
+        known = ", ".join(f'"{kind.architecture}"' for kind in fitting)
+        raise ValueError(f'model.architecture = "{wanted}": its examples are for {known}')
+    kind = (exact or [kind for kind in fitting if base in kind.bases] or fitting)[0]
     if prefix and kind.architecture != "seq2seq":
         raise ValueError(f'model.prefix = "{prefix}": it is for encoder-decoders, such as T5; leave it out')
     if prefix:
-        make: Any = kind.objective
-        kind = replace(kind, objective=partial(make, prefix=prefix))
+        kind = replace(kind, objective=partial(kind.objective, prefix=prefix))
     return kind, classes_of(examples) if kind.architecture == "classification" else data.classes
 
 
 def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
-    """The kind with rewards in place of losses; what else is measured stays, and the mean reward is added.
+    """Returns the kind with rewards in place of losses; what else is measured stays, and the mean reward is added.
 
     Raises:
         ValueError: nothing is generated from its examples.

@@ -34,22 +34,21 @@ class Prepared:
 
     @property
     def cut(self) -> int:
-        """How many of its items were cut."""
+        """Returns how many of its items were cut."""
         return sum(getattr(item, "cut", 0) > 0 for item in self.items)
 
 
 def prepare_clients(objective: Objective, clients: Sequence[ClientData]) -> list[Prepared]:
-    """Make all clients' examples ready."""
+    """Makes all clients' examples ready."""
     made = []
     for client in clients:
         before = objective.dropped
-        items = objective.prepare(client.examples)
-        made.append(Prepared(client.name, items, objective.dropped - before))
+        made.append(Prepared(client.name, objective.prepare(client.examples), objective.dropped - before))
     return made
 
 
 def idle(prepared: Sequence[Prepared]) -> tuple[str, ...]:
-    """A line about the clients without a usable example, if there are some."""
+    """Returns a line about the clients without a usable example, if there are some."""
     names = [client.name for client in prepared if not client.items]
     if not names:
         return ()
@@ -58,7 +57,7 @@ def idle(prepared: Sequence[Prepared]) -> tuple[str, ...]:
 
 
 def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
-    """Lines about what was left out of the clients' examples, cut, or written in another way than asked for.
+    """Returns lines about what was left out of the clients' examples, cut, or written in another way than asked for.
 
     Args:
         prepared: the clients' examples.

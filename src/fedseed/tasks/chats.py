@@ -21,9 +21,7 @@ SAID_BY = {  # ShareGPT's names, as published data sets write them
     "assistant": ("gpt", "assistant", "chatgpt", "model", "bot", "function_call"),
     "tool": ("tool", "observation", "function_response"),
 }
-FROM = {
-    name: role for role, names in SAID_BY.items() for name in names
-}  # ShareGPT's, as published data sets write them
+FROM = {name: role for role, names in SAID_BY.items() for name in names}
 
 
 def read_chat(row: Record, style: ChatStyle) -> Chat:
@@ -88,10 +86,8 @@ def _message(turn: Record) -> Message:
         raise RecipeError(f'{turn.where}: "role" = {given!r}: one of {", ".join(ROLES)} is expected')
     kept = {name: value for name, value in turn.values.items() if value is not None}
     calls = [_call(call) for call in turn.records("tool_calls")] if kept.get("tool_calls") else []
-    if calls:
-        kept["tool_calls"] = calls
     content = "" if calls and kept.get("content") is None else _content(turn, "content")
-    return {**kept, "role": role, "content": content}
+    return {**kept, **({"tool_calls": calls} if calls else {}), "role": role, "content": content}
 
 
 def _shared(turn: Record) -> Message:
@@ -102,10 +98,7 @@ def _shared(turn: Record) -> Message:
     text = _content(turn, "value")
     if given != "function_call":
         return {"role": FROM[given], "content": text}
-    try:
-        calls = parse_json(text)
-    except ValueError as error:
-        raise RecipeError(f'{turn.where}: "value" of a function_call is no JSON: {error}') from error
+    calls = _from_json(text, f'{turn.where}: "value" of a function_call is no JSON')
     calls = calls if isinstance(calls, list) else [calls]
     made = Record(turn.where, {"calls": [{"type": "function", "function": call} for call in calls]}).records("calls")
     return {"role": "assistant", "content": "", "tool_calls": [_call(call) for call in made]}
@@ -131,10 +124,7 @@ def _call(call: Record) -> Message:
     function.field("name", str)
     arguments = function.values.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = parse_json(arguments)
-        except ValueError as error:
-            raise RecipeError(f'{function.where}: "arguments" is no JSON: {error}') from error
+        arguments = _from_json(arguments, f'{function.where}: "arguments" is no JSON')
     return {"type": "function", **made, "function": {**function.values, "arguments": arguments or {}}}
 
 
@@ -142,8 +132,12 @@ def _parsed(row: Record, name: str) -> Record:
     """The row with a list that was written as JSON text (as tables have it) read."""
     value = row.values.get(name)
     if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            return Record(row.where, {**row.values, name: parse_json(value)})
-        except ValueError as error:
-            raise RecipeError(f'{row.where}: "{name}" is no valid JSON: {error}') from error
+        return Record(row.where, {**row.values, name: _from_json(value, f'{row.where}: "{name}" is no valid JSON')})
     return row
+
+
+def _from_json(text: str, problem: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise RecipeError(f"{problem}: {error}") from error

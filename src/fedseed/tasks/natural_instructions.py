@@ -84,8 +84,7 @@ class NaturalInstructionsTask(Task):
                 raise RecipeError(f"task.validation = {self.validation}: a client has no example left")
             validation += examples[:count]
             clients.append(ClientData(name, examples[count:], [name] * (len(examples) - count)))
-        evaluation = [example for _, examples in test for example in examples]
-        shown = validation if self.evaluate_on == "validation" else evaluation
+        shown = validation if self.evaluate_on == "validation" else [one for _, examples in test for one in examples]
         return TaskData(clients, {"": shown}, validation, tuple(notes))
 
     def _split(

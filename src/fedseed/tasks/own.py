@@ -16,7 +16,7 @@ from fedseed.randomness import Domain, permutation
 from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, OwnData, TaskData, who_holds
-from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, share_of
+from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, picked, share_of
 from fedseed.tasks.files import ENDINGS, Record, each_row, hub_rows, is_hub_name, is_saved, read_text
 from fedseed.tasks.forms import TEXT, Reader, SourceLine, Style, Template, ToLabel, finisher, repeated
 from fedseed.tasks.partition import IID, AnyPartition, ByField
@@ -236,37 +236,40 @@ class FilesTask(Task):
             order = permutation(self.seed, Domain.PARTITION, len(part), HELD_OUT + party.number).tolist()
             held = min(spare, share_of(share, len(part)))
             end = held + min(spare - held, share_of(self.validation, len(part)))
-            chosen = [[part[i] for i in sorted(which)] for which in (order[end:], order[:held], order[held:end])]
-            rest += chosen[0]
-            test = [*test, *chosen[1]]
-            validation += chosen[2]
-            examples = [finish(line.made) for line in chosen[0]]
-            clients += [ClientData(party.name, examples)] if party.name else self._deal(chosen[0], examples)
-        kept = [finish(line.made) for line in validation]
-        evaluation = kept if self.evaluate_on == "validation" else [finish(line.made) for line in test]
-        scores = () if reader.form is TEXT else TaskData.scores  # nothing is asked that could be answered
-        data = TaskData(clients, {"": evaluation}, kept, scores=scores, chat_template=style.chat.template)
+            mine = picked(part, order[end:])
+            rest += mine
+            test += picked(part, order[:held])
+            validation += picked(part, order[held:end])
+            examples = [finish(line.made) for line in mine]
+            clients += [ClientData(party.name, examples)] if party.name else self._deal(mine, examples)
+        kept, tested = ([finish(line.made) for line in part] for part in (validation, test))
         sizes = [len(client.examples) for client in clients]
-        held_out = "" if partly else f", {len(validation):,} validation and {len(test):,} held-out examples"
+        held_out = f", {len(kept):,} validation and {len(tested):,} held-out"
         form = reader.form.fields if reader.form else ""
         notes = [
             *reader.notes(),
-            f"{sum(sizes):,} training{held_out or ' examples'} ({form})",
+            f"{sum(sizes):,} training{'' if partly else held_out} examples ({form})",
             *([] if len(sizes) == 1 else [who_holds(sizes)]),
             *repeated(rest, validation, "validation"),
             *repeated(rest, test, "held-out"),
         ]
-        return replace(data, notes=tuple(notes))
+        return TaskData(
+            clients,
+            {"": kept if self.evaluate_on == "validation" else tested},
+            kept,
+            tuple(notes),
+            scores=() if reader.form is TEXT else TaskData.scores,  # nothing is asked that could be answered
+            chat_template=style.chat.template,
+        )
 
     def _style(self) -> Style:
         """What rows are put into."""
-        wanted = self.chat_template
-        if wanted is None or wanted in ("own", "plain"):
-            chat = ChatStyle("auto" if wanted is None else "own" if wanted == "own" else "plain", "", self.loss_on)
-        else:
+        wanted, template = self.chat_template, ""
+        writing: Any = {None: "auto", "own": "own", "plain": "plain"}.get(wanted, "given")
+        if wanted is not None and writing == "given":
             hint = f'task.chat_template = "{wanted}": give "own", "plain" or a file with a Jinja template'
-            chat = ChatStyle("given", read_text(Path(wanted).expanduser(), hint), self.loss_on)
-        return Style(self.template, chat, tuple(self.labels or ()))
+            template = read_text(Path(wanted).expanduser(), hint)
+        return Style(self.template, ChatStyle(writing, template, self.loss_on), tuple(self.labels or ()))
 
     def _rows(self, place: Path, split: str) -> Iterable[Record | RecipeError]:
         named = not place.exists() and is_hub_name(str(place))

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
+from itertools import cycle
 from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
@@ -28,7 +29,6 @@ _WORDS = tomllib.loads(resources.files(__package__).joinpath("review_words.toml"
 TOPICS: Mapping[str, Sequence[str]] = _WORDS["topics"]
 GOOD, BAD, PLAIN = _WORDS["good"], _WORDS["bad"], _WORDS["plain"]
 JOINTS = (",", "and", "but")
-FEELINGS = ("bad", "good")
 NOUNS = tuple(noun for nouns in TOPICS.values() for noun in nouns)
 
 
@@ -49,21 +49,17 @@ class Review:
 
 def write_review(rng: random.Random) -> Review:
     """A review of three clauses about two or three nouns of one topic, whose qualities lean to one side."""
+    names = list(TOPICS)
     while True:
         topic, wanted = rng.randrange(len(TOPICS)), rng.random() < 0.5
-        names = list(TOPICS)
         nouns = rng.sample(TOPICS[names[topic]], 3)
         if rng.random() < 0.5:  # one in two reviews strays from its topic with one of them
             other = rng.choice([name for number, name in enumerate(names) if number != topic])
             nouns[rng.randrange(3)] = rng.choice(TOPICS[other])
-        clauses, total = [], 0
-        for noun in nouns:
-            words, value = _quality(rng, wanted)
-            clauses.append(f"{noun} {words}")
-            total += value
-        if total and (total > 0) == wanted:
-            first, second = rng.choice(JOINTS), rng.choice(JOINTS)
-            return Review(f"{clauses[0]} {first} {clauses[1]} {second} {clauses[2]} .", topic, wanted)
+        words, values = zip(*(_quality(rng, wanted) for _ in nouns), strict=True)
+        if sum(values) and (sum(values) > 0) == wanted:
+            first, second, third = (f"{noun} {word}" for noun, word in zip(nouns, words, strict=True))
+            return Review(f"{first} {rng.choice(JOINTS)} {second} {rng.choice(JOINTS)} {third} .", topic, wanted)
 
 
 def _quality(rng: random.Random, wanted: bool) -> tuple[str, int]:
@@ -72,11 +68,10 @@ def _quality(rng: random.Random, wanted: bool) -> tuple[str, int]:
     if drawn < 0.2:
         return rng.choice(PLAIN), 0
     pleases = wanted if drawn < 0.75 else not wanted
-    turned = rng.random()
+    value, turned = 1 if pleases else -1, rng.random()
     if turned < 0.2:  # "not rude" pleases
-        return f"not {rng.choice(BAD if pleases else GOOD)}", 1 if pleases else -1
+        return f"not {rng.choice(BAD if pleases else GOOD)}", value
     word = rng.choice(GOOD if pleases else BAD)
-    value = 1 if pleases else -1
     return (f"very {word}", 2 * value) if turned < 0.4 else (word, value)
 
 
@@ -158,9 +153,10 @@ class WordsTask(DealtTask):
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         """Test and validation reviews do not depend on `examples`."""
         sizes = self.evaluation, self.validation, self.examples
-        texts = reviews(self.seed, sum(sizes))
-        names = [self.families[number % len(self.families)] for number in range(len(texts))]  # in turn
-        rows = [(name, FAMILIES[name].example(review)) for name, review in zip(names, texts, strict=True)]
+        rows = [
+            (name, FAMILIES[name].example(review))  # asked about in turn
+            for name, review in zip(cycle(self.families), reviews(self.seed, sum(sizes)), strict=False)
+        ]
         test, validation, train = rows[: sizes[0]], rows[sizes[0] : sizes[0] + sizes[1]], rows[sizes[0] + sizes[1] :]
         notes = [f"{len(train):,} training, {len(validation):,} validation and {len(test):,} test reviews"]
         if self.scrambled:
