@@ -148,25 +148,29 @@ def test_perturbed_sees_the_adapter_where_it_is_used(settings):
     assert not torch.equal(seen, unmoved)
 
 
+def check_peft_loads(model, folder):
+    """In plain peft the saved adapter says what the model says."""
+    from peft import PeftModel
+
+    loaded = PeftModel.from_pretrained(fresh()[0], str(folder))
+    with torch.no_grad():
+        ours, theirs = (m.eval()(input_ids=torch.tensor([[5, 6, 7, 8]])).logits for m in (model, loaded))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 TINY = ("rounds=2", "federation.per_round=2", "task.clients=3", "task.examples=5", "task.evaluation=1", "task.unseen=0",
         "task.validation=1", "evaluation.rouge=false")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", mark(["fedit", "fedptuning", "fedprompt"], lambda name: name != "fedit"))
 def test_named_methods_send_their_adapter_and_leave_it_for_peft(tmp_path, name):
-    from peft import PeftModel
-
     recipe = read_recipe("quickstart-fedavg", (*TINY, f"method.name={name}", "method.training.steps=2"))
     federation = build(recipe, out=tmp_path / "run")
     summary = federation.run().summary
     size = {"fedit": 20480, "fedptuning": mlp_size(128, 128), "fedprompt": 2560}[name]
     assert summary["payload_bytes_up"] == 4 * size == 4 * summary["parameters"]
     assert summary["fedavg_bytes"] == 8 * size and summary["adapter"]["kind"] in ("lora", "p-tuning", "prompt")
-    loaded = PeftModel.from_pretrained(fresh()[0], str(tmp_path / "run" / "adapter"))
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        ours, theirs = (m.eval()(input_ids=ids).logits for m in (federation.worker.space.model, loaded))
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    check_peft_loads(federation.worker.space.model, tmp_path / "run" / "adapter")
     config = (tmp_path / "run" / "adapter" / "adapter_config.json").read_text()
     assert json.loads(config)["base_model_name_or_path"] == "small"  # no path of this machine
 
@@ -181,8 +185,6 @@ CASES = [
 @pytest.mark.long
 @pytest.mark.parametrize(("method", "settings"), CASES)
 def test_any_method_tunes_an_adapter_and_its_orbit_becomes_a_peft_folder(tmp_path, method, settings):
-    from peft import PeftModel
-
     base, tokenizer = fresh()
     clients = [[Example(f"say {i}", f"{i} {j}") for i in range(4)] for j in range(3)]
     federation = Federation(base, clients, method, CausalLM(tokenizer), 3, seed=5, out=tmp_path / "run",
@@ -193,13 +195,7 @@ def test_any_method_tunes_an_adapter_and_its_orbit_becomes_a_peft_folder(tmp_pat
     equipped = orbit.equip(fresh()[0])
     assert orbit.replay(equipped, check_all=True) == summary["weights_digest"]
     adapting.save(equipped, tmp_path / "adapter")
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        ours, theirs = (
-            m.eval()(input_ids=ids).logits
-            for m in (federation.worker.space.model, PeftModel.from_pretrained(fresh()[0], str(tmp_path / "adapter")))
-        )
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    check_peft_loads(federation.worker.space.model, tmp_path / "adapter")
     with pytest.raises(OrbitError, match="equip"):
         orbit.replay(fresh()[0])
     with pytest.raises(OrbitError, match="first weights"):

@@ -31,24 +31,11 @@ CONFIGS = {
     "mistral": lambda **ids: MistralConfig(**WIDE, **ids, num_key_value_heads=1, sliding_window=8),
     "gemma2": lambda **ids: Gemma2Config(**WIDE, **ids, **HEADS, query_pre_attn_scalar=8),
 }
-RECIPE = """
-rounds = 1
-[model]
-base = "{base}"
-[task]
-clients = 3
-examples = 4
-evaluation = 1
-unseen = 0
-[federation]
-per_round = 2
-[method]
-name = "ferret"
-directions = 20
-training = {{steps = 2, learning_rate = 1e-2}}
-[evaluation]
-max_new_tokens = 4
-"""
+SETTINGS = (
+    "rounds=1", "task.clients=3", "task.examples=4", "task.evaluation=1", "task.unseen=0", "federation.per_round=2",
+    "method.directions=20", "method.training.steps=2", "method.training.learning_rate=0.01",
+    "evaluation.max_new_tokens=4",
+)  # fmt: skip
 
 
 # one of them is quick; the others are long
@@ -64,9 +51,8 @@ def folder(request, small, tmp_path_factory):
 
 
 def test_a_round_trains_and_replays(folder, tmp_path):
-    path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE.format(base=folder))
-    summary = build(read_recipe(path), out=tmp_path / "run").run().summary
+    recipe = read_recipe("quickstart-ferret", (*SETTINGS, f"model.base={folder}"))
+    summary = build(recipe, out=tmp_path / "run").run().summary
     assert summary["skipped"] == 0
     assert set(summary["final"]) == {"loss", "perplexity", "rouge_l"}
     assert summary["final"]["loss"] != summary["baseline"]["loss"]

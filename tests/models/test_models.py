@@ -45,16 +45,8 @@ CASES = {
     "a masked model for text to continue": (None, "causal", "the model is RobertaForMaskedLM; .*continues text"),
     "a causal model for masks": (lambda: OPTForCausalLM(OPT), "masked", "is OPTForCausalLM; .*fills in masks"),
     "an image model": (lambda: ViTForImageClassification(VIT), "causal", "is ViTForImageClassification; .*text"),
-    "an encoder-decoder": (
-        lambda: T5ForConditionalGeneration(T5),
-        "causal",
-        "the task needs a language model",
-    ),
-    "a body without a head": (
-        lambda: RobertaModel(ROBERTA),
-        "masked",
-        r"do not have all weights .* \(lm_head",
-    ),
+    "an encoder-decoder": (lambda: T5ForConditionalGeneration(T5), "causal", "the task needs a language model"),
+    "a body without a head": (lambda: RobertaModel(ROBERTA), "masked", r"do not have all weights .* \(lm_head"),
 }
 
 

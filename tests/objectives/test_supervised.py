@@ -1,12 +1,13 @@
-"""Pairs of tensors for any module: a loss for each pair, or none at all."""
+"""Losses of single items: of pairs of tensors for any module, and the sums of a row's, to the bit."""
 
 import pytest
 import torch
 from torch.nn import CrossEntropyLoss
+from torch.nn.functional import cross_entropy
 
 from fedseed import FedAvg, Federation, FeedSign
 from fedseed.errors import RecipeError
-from fedseed.objectives.losses import Supervised
+from fedseed.objectives.losses import IGNORE, Supervised, losses_of_rows
 
 DATA = [[(torch.full((4,), float(i)), torch.tensor(i % 2)) for i in range(8)] for _ in range(2)]
 
@@ -28,3 +29,17 @@ def test_one_loss_for_each_pair(count):
     losses = Supervised(CrossEntropyLoss(reduction="none")).losses(model, DATA[0][:count])
     expected = [CrossEntropyLoss()(model(x[None]), y[None]) for x, y in DATA[0][:count]]
     assert torch.allclose(losses, torch.stack(expected)) and losses.shape == (count,)
+
+
+def test_rows_are_summed_in_their_order():
+    torch.manual_seed(1)
+    kept = torch.rand(33, 200) < torch.rand(33, 1)
+    kept[7] = False  # a row without a label
+    logits, weights = torch.randn(33, 200, 5, requires_grad=True), torch.randn(33)
+    labels = torch.randint(5, (33, 200)).masked_fill(~kept, IGNORE)
+    each = cross_entropy(logits[kept], labels[kept], reduction="none")
+    expected = torch.zeros(33).index_add(0, torch.arange(33).repeat_interleave(kept.sum(1)), each)
+    found = losses_of_rows(logits, labels)
+    assert torch.equal(found, expected) and found[7] == 0
+    gradients = [torch.autograd.grad((sums * weights).sum(), logits)[0] for sums in (found, expected)]
+    assert torch.equal(*gradients) and gradients[0].any()

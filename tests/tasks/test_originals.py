@@ -172,19 +172,12 @@ def test_csv_files_without_a_header(name, tmp_path):
 
 
 WRONG = [
-    (
-        "rte",
-        '{"premise": "a", "hypothesis": "b", "label": "maybe"}',
-        "line 1: \"label\" = 'maybe': entailment, not_ent",
-    ),
+    ("rte", '{"premise": "a", "hypothesis": "b", "label": "maybe"}', "line 1: \"label\" = 'maybe': entailment, not_e"),
     ("boolq", '{"passage": "a", "question": "b", "label": "perhaps"}', "false, true, 0 or 1 is expected"),
     ("wsc", '{"text": "a", "target": "He", "label": true}', "\"target\" = 'He': a JSON object is expected"),
     ("wsc", '{"text": "a", "target": {"span1_text": "b"}, "label": true}', 'line 1: target: no "span2_text"'),
-    (
-        "multirc",
-        '{"passage": {"text": "a", "questions": [{"question": "b", "answers": [3]}]}}',
-        r"passage: questions\[0\]: answers\[0\]: a JSON object is expected, not 3",
-    ),
+    ("multirc", '{"passage": {"text": "a", "questions": [{"question": "b", "answers": [3]}]}}',
+     r"passage: questions\[0\]: answers\[0\]: a JSON object is expected, not 3"),
     ("copa", '{"premise": "a", "choice1": "b", "choice2": "c", "question": "why", "label": 0}', "cause or effect"),
     ("copa", '{"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": true}', "label"),
     ("record", '{"passage": {"text": "abc", "entities": [{"start": 0, "end": 3}]}, "qas": []}', "0 to 3 is no part"),
@@ -196,7 +189,7 @@ WRONG = [
     ("trec", "DESC How", "line 1: class, colon, finer class and a question are expected"),
     ("trec", "ODD:x How", "\"label\" = 'ODD': DESC, ENTY"),
     ("sst2-mask", f"sentence\tlabel\na {MASK} b\t1", "line 2: its text has <mask> in it"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "text", "message"), WRONG)

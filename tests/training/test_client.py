@@ -47,10 +47,11 @@ def test_data_order_depends_on_seed_round_and_client(other):
     assert (change(train(training, **other)) != same[0]).any()
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_global_generator_neither_matters_nor_is_touched(dropout):
-    training = LocalTraining(learning_rate=0.1, steps=3, batch=2)
-    net = model(dropout)
+@pytest.mark.parametrize(("dropout", "dtype"), [(0.0, "float32"), (0.5, "float32"), (0.5, "bfloat16")])
+def test_global_generator_neither_matters_nor_is_touched(dropout, dtype):
+    training = LocalTraining(learning_rate=0.1, steps=3, batch=2, small_steps="stochastic")
+    net = model(dropout).to(getattr(torch, dtype))
+    data = [(x.to(getattr(torch, dtype)), y) for x, y in items()]
     state = {k: v.clone() for k, v in net.state_dict().items()}
     deltas = []
     for seed in (11, 12):
@@ -58,7 +59,7 @@ def test_global_generator_neither_matters_nor_is_touched(dropout):
         torch.manual_seed(seed)
         expected = torch.rand(1)
         torch.manual_seed(seed)
-        deltas.append(change(train(training, net)))
+        deltas.append(change(train(training, net, data=data)))
         assert torch.equal(torch.rand(1), expected)
     assert (deltas[0] == deltas[1]).all()
 

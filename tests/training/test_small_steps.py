@@ -149,7 +149,7 @@ def test_every_optimiser_steps_in_float32(small_steps, name, piece, monkeypatch)
 @pytest.mark.parametrize("small_steps", ["master", "stochastic"])
 @pytest.mark.parametrize("name", DTYPES)
 def test_the_same_numbers_give_the_same_bits(small_steps, name):
-    """(seed, round, client) decide; other clients before, and torch's and NumPy's own generators, do not matter."""
+    """(seed, round, client) decide; other clients before do not matter."""
     dtype = DTYPES[name]
     settings = training(name, steps=5, small_steps=small_steps)
 
@@ -162,17 +162,9 @@ def test_the_same_numbers_give_the_same_bits(small_steps, name):
         return found
 
     first = sent(ParameterSpace(model(dtype)))
-    torch.manual_seed(99)
-    np.random.seed(99)  # noqa: NPY002 (the global generator is the point)
-    torch_before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     space = ParameterSpace(model(dtype))
     others = [sent(space, **other) for other in ({"number": 1}, {"round": 3}, {"seed": 2})]
     assert sent(space) == first and len({first, *others}) == 4
-    torch.manual_seed(99)
-    np.random.seed(99)  # noqa: NPY002
-    sent(space)
-    assert torch.equal(torch.get_rng_state(), torch_before)
-    assert (np.random.get_state()[1] == numpy_before).all()  # noqa: NPY002
 
 
 # -- what clients send, averaged ---------------------------------------------------------------------------------------
