@@ -98,7 +98,8 @@ class Rounds(RuleBasedStateMachine):
         self.bars = set(self.summing.barred)
         self.disturbed, self.restarted = self.restarted, False
         there = [n for n in self.clients if n not in self.summing.barred and n not in self.out]
-        if len(there) < max(3, self.threshold):
+        if len(there) < max(3, self.threshold):  # who is out is asked again after a while
+            self.out.clear()
             there = [n for n in self.clients if n not in self.summing.barred]
         try:
             setup = self.hold(self.summing.prepare(self.number, self.attempt, there), data)
