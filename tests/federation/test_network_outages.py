@@ -1,14 +1,19 @@
 """A server that goes away, for a while or with all that it held; a run that is over. Everybody is told, and goes on."""
 
+import asyncio
 import os
 import random
 import shutil
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from fedseed.errors import NetworkError
+from fedseed.federation.answers import Answers
+from fedseed.federation.messages import EVERYBODY, Message, MessageKind
+from fedseed.federation.protocol import plan_message
 from support.heard import Heard
 from support.network import until
 from support.problem import METHODS
@@ -103,6 +108,17 @@ def test_a_server_that_comes_back_with_an_older_log(case, problem, network, serv
         : 2 if back is None else 1
     ]
     assert all(any(text in host.said for text in told) for host in hosts), [host.said for host in hosts]
+
+
+def test_a_plan_of_a_log_that_was_set_back_is_in_nobodys_way():
+    """A coordinator that makes rounds again asks for the first; what the one before it has asked for waits no longer."""
+    hosted = SimpleNamespace(items={}, secure=None)
+    replica = SimpleNamespace(hosted=hosted, end=None, at=0, version=0, current=True, numbers={})
+    answers = Answers(replica, SimpleNamespace(welcome=True))
+    for number in (2, 2, 1):
+        plan = Message(MessageKind.PLAN, 5, number, EVERYBODY, b"").encode()
+        answers.take(b"P", plan_message([], True, plan)[1:])
+    assert asyncio.run(answers.try_plan()) and not answers.asked
 
 
 @pytest.mark.parametrize("name", mark(["feedsign", "fedavg"], lambda name: False))

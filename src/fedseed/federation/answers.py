@@ -50,7 +50,11 @@ class Answers:
     def take(self, kind: bytes, body: bytes) -> None:
         """Something is asked: a plan, a part of a secure sum, or about the weights. Raises MessageError."""
         if kind == b"P":
-            self._plans.append(read_plan(body))
+            picked, carried = read_plan(body)
+            number = about_of(carried)[0]
+            while self._plans and about_of(self._plans[-1][1])[0] > number:  # rounds of a log that was set back
+                self._plans.pop()
+            self._plans.append((picked, carried))
         elif kind == b"K":
             self._asks.append(read_plan(body))
         elif kind == b"A":
