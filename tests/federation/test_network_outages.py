@@ -111,7 +111,7 @@ def test_a_server_that_comes_back_with_an_older_log(case, problem, network, serv
 
 
 def test_a_plan_of_a_log_that_was_set_back_is_in_nobodys_way():
-    """A coordinator that makes rounds again asks for the first; what the one before it has asked for waits no longer."""
+    """A coordinator that makes rounds again asks for the first; what was asked before it waits no longer."""
     hosted = SimpleNamespace(items={}, secure=None)
     replica = SimpleNamespace(hosted=hosted, end=None, at=0, version=0, current=True, numbers={})
     answers = Answers(replica, SimpleNamespace(welcome=True))
