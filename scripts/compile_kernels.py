@@ -37,7 +37,6 @@ def moves(dtype: str, stored: str) -> None:
         for many in (2, 64):
             outer = [Part(Basis("lowrank", 1).spec_on(matrices), 0, np.ones(many, np.float32))]
             CPU.move(weights, weights, dtype, CPU.prepare(outer, count), 0.5, 0)
-        CPU.move_many([(weights, weights, 0)], dtype, prepared, 0.5)
         if CPU.draw is not None and dtype != "float32":
             CPU.draw(weights, np.zeros(count, np.float32), dtype, 1, Domain.ROUNDING, 0, 0)
 
@@ -48,9 +47,8 @@ def sums() -> None:
         CPU.combine(CPU.prepare(parts(), count), 0, count)
         CPU.element_words(1, Domain.ROUNDING, 0, 0, count)
     if CPU.product is not None:
-        x = np.zeros((8, 32), np.float32)
-        w, prepared = np.zeros((32, 32), np.float32), CPU.prepare(parts(), 1 << 10)
-        CPU.product(np.zeros((8, 32), np.float32), x, w, None, prepared, 0.5, 0, lambda n: np.zeros(n, np.float32))
+        x, w = np.zeros((8, 32), np.float32), np.zeros((32, 32), np.float32)
+        CPU.product(x, w, None, CPU.prepare(parts(), 1 << 10), 0.5, 0, lambda count: np.zeros(count, np.float32))
 
 
 def projections() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedseed import Basis
-from fedseed.randomness.kernels import load, lowrank_cpu
+from fedseed.randomness.kernels import load, lowrank_cpu, structured
 from fedseed.randomness.kernels.lowrank_reference import factor
 from fedseed.randomness.kernels.reference import Part, from_float
 from fedseed.randomness.matrices import Matrices
@@ -112,7 +112,7 @@ def test_moved_weights_have_the_references_bits(dtype, count, run):
 def test_large_matrices_by_tables_and_waves(shape, monkeypatch):
     """Above the sizes from which on tables and waves are used (and threads: `test_threads`)."""
     monkeypatch.setattr(lowrank_cpu, "_WAVE", 1 << 12)
-    monkeypatch.setattr(lowrank_cpu, "_PIECE", 1 << 12)
+    monkeypatch.setattr(structured, "PIECE", 1 << 14)
     rng = np.random.default_rng(3)
     matrices = Matrices([(11,), shape, (3,)])
     of = spec(1, 5, matrices)

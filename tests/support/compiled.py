@@ -26,7 +26,6 @@ def load():
         cpu.combine(prepared, 0, 8)
         cpu.project_sums(spec, 0, 2, weights, 0, 8)
         cpu.move(weights, weights, "float32", prepared, 0.5, 0)
-        cpu.move_many([(weights, weights, 0)], "float32", prepared, 0.5)
         cpu.move_steps(weights, "float32", cpu.prepare_steps([([Part(spec, 0, np.ones(2, np.float32))], 0.5)], 8), 0)
     cpu.element_words(1, Domain.ROUNDING, 0, 0, 8)
     assert threads() == before, "forking is safe without these threads only"

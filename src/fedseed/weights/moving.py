@@ -18,40 +18,23 @@ from fedseed.weights.offload import Offloaded
 from fedseed.weights.vector import Prepare, Vector, flat, operand, write_back
 
 PIECE = 1 << 22  # elements worked on at a time where a buffer is needed: bounds it by 16 MiB
-SMALL = 1 << 13  # elements of a tensor for which a call takes longer than the work: many of them share one
-
-# (dtype, id of the sum): kernels, sum, (out, source, start)s
-Moves = dict[tuple[str, int], tuple[kernels.Kernels, Any, list[tuple[Any, Any, int]]]]
+SMALL = 1 << 13  # elements of a tensor that is not worth reading in pieces
 
 
 def move(vector: Vector, terms: Sequence[Term], scale: float, base: Sequence[torch.Tensor] | None = None) -> None:
     """w = round((base or w) + scale * sum of the terms)."""
-    small: Moves = {}
     for index, lo, hi, start, kernel, prepared in vector.pieces(vector.preparing(terms, scale)):
         p = vector.parameters[index]
-        elements = None if p.is_contiguous() else flat(p)
-        out = (vector.operand(kernel, p) if elements is None else operand(kernel, elements))[lo:hi]
+        elements = flat(p)
+        out = (vector.operand(kernel, p) if p.is_contiguous() else operand(kernel, elements))[lo:hi]
         if isinstance(base, Offloaded) and hi - lo > SMALL:
-            for a, b, part in base.pieces(index, lo, hi):
-                there = operand(kernel, part.to(p.device, non_blocking=True))
-                kernel.move(out[a - lo : b - lo], there, dtype_name(p), prepared, scale, start + a - lo)
-            if elements is not None:
-                write_back(p, elements)
-            continue
-        source = out if base is None else operand(kernel, flat(base[index])[lo:hi].to(p.device))
-        if elements is None and hi - lo <= SMALL:
-            small.setdefault((dtype_name(p), id(prepared)), (kernel, prepared, []))[2].append((out, source, start))
-            continue
-        kernel.move(out, source, dtype_name(p), prepared, scale, start)
-        if elements is not None:
-            write_back(p, elements)
-    move_small(small, scale)
-
-
-def move_small(moves: Moves, scale: float) -> None:
-    """Many small moves, in one call for each dtype and sum."""
-    for (dtype, _), (kernel, prepared, runs) in moves.items():
-        kernel.move_many(runs, dtype, prepared, scale)
+            parts = base.pieces(index, lo, hi)
+        else:
+            parts = iter([(lo, hi, (elements if base is None else flat(base[index]))[lo:hi])])
+        for a, b, part in parts:
+            there = out if base is None else operand(kernel, part.to(p.device, non_blocking=True))
+            kernel.move(out[a - lo : b - lo], there, dtype_name(p), prepared, scale, start + a - lo)
+        write_back(p, elements)
 
 
 def move_steps(vector: Vector, steps: Sequence[Add]) -> None:

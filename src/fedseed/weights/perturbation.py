@@ -26,7 +26,7 @@ from fedseed.randomness import kernels
 from fedseed.randomness.kernels.reference import Part
 from fedseed.weights.change import Term
 from fedseed.weights.digest import dtype_name
-from fedseed.weights.moving import PIECE, SMALL, Moves, move_small, scaled
+from fedseed.weights.moving import PIECE, SMALL, scaled
 from fedseed.weights.vector import Vector, flat, operand
 
 # functions that ask a tensor about itself, not for its values: no copy is made for them
@@ -36,11 +36,6 @@ _ASKS = {
     "data_ptr", "__len__", "__hash__", "__repr__", "requires_grad_", "register_hook",
 }  # fmt: skip
 _VIEWS = {"T", "mT", "H", "mH", "data", "real"}  # attributes that hand out values
-# functions that take weights and return something new, never a view of them
-_CONSUMERS = {
-    functional.linear, functional.layer_norm, functional.group_norm, functional.batch_norm, functional.conv1d,
-    functional.conv2d, functional.conv3d, torch.addmm, torch.layer_norm, torch.conv1d, torch.conv2d, torch.conv3d,
-}  # fmt: skip
 LARGE = 1 << 20  # elements of a matrix beyond which a product is done in slices: a copy then takes 4 MiB at most
 FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
 FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
@@ -58,7 +53,7 @@ def way_of(func: Any) -> str:
         owner = (resolve_name(func) or "").removesuffix(".__get__")
         return "any" if owner.rpartition(".")[2] in _VIEWS else "ask"
     special = {functional.embedding: "embedding", functional.linear: "linear"}
-    return special.get(func, "consumer" if func in _CONSUMERS else "any")
+    return special.get(func, "any")
 
 
 def exchanged(value: Any, ours: Container[torch.Tensor], make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -100,7 +95,7 @@ class Perturbation:
         )
         self._kernels: dict[str, kernels.Kernels] = {}  # by kind of device
         self._prepared: dict[tuple[str, int], Any] = {}
-        self._small: dict[int, torch.Tensor] | None = None  # perturbed copies
+        self._small: dict[int, torch.Tensor] = {}  # perturbed copies of small tensors, which models use again
 
     def __contains__(self, tensor: object) -> bool:
         return tensor in self._vector
@@ -111,29 +106,13 @@ class Perturbation:
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
         """Returns the perturbed parameter, which nobody may write to."""
-        if parameter.numel() <= SMALL and self._scaling is None:
-            if self._small is None:
-                self._small = self._make_small()
-            if id(parameter) in self._small:
-                return self._small[id(parameter)]
+        if (known := self._small.get(id(parameter))) is not None:
+            return known
         out = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
         self.copy(parameter, 0, len(out), out)
+        if len(out) <= SMALL:
+            self._small[id(parameter)] = out.view(parameter.shape)
         return out.view(parameter.shape)
-
-    def _make_small(self) -> dict[int, torch.Tensor]:
-        """Returns perturbed copies of all small parameters that lie in one block each, made at once."""
-        vector = self._vector
-        copies, moves = {}, Moves()
-        for p in vector.parameters:
-            block = self._vector.only_block(p) if p.numel() <= SMALL and p.is_contiguous() else None
-            if block is not None:
-                kernel = self._kernel_of(p)
-                out = copies[id(p)] = torch.empty(p.shape, dtype=p.dtype, device=p.device)
-                run = operand(kernel, out.view(-1)), vector.operand(kernel, p), vector.start_of(p)
-                prepared = self._of(kernel, p, block)
-                moves.setdefault((dtype_name(p), id(prepared)), (kernel, prepared, []))[2].append(run)
-        move_small(moves, self._scale)
-        return copies
 
     def copy(self, parameter: torch.Tensor, lo: int, hi: int, out: torch.Tensor) -> None:
         """Writes elements lo..hi of the perturbed parameter, flat, to `out`."""
@@ -193,15 +172,14 @@ class Perturbation:
         ):
             return None
         rows, columns = parameter.shape
-        inputs = x.detach().reshape(-1, columns).contiguous()
-        weights = self._vector.operand(kernel, parameter).reshape(rows, columns)
-        out = torch.empty(len(inputs), rows, device="cpu")
-        kernel.product(
-            out.numpy(), inputs.numpy(), weights, None if bias is None else bias.detach().numpy(),
+        out = kernel.product(
+            x.detach().reshape(-1, columns).contiguous().numpy(),
+            self._vector.operand(kernel, parameter).reshape(rows, columns),
+            None if bias is None else bias.detach().numpy(),
             self._of(kernel, parameter, block), self._scale, self._vector.start_of(parameter),
             lambda count: self.scratch(torch.float32, count).numpy(),
         )  # fmt: skip
-        return out.view(*x.shape[:-1], rows)
+        return torch.from_numpy(out).contiguous().view(*x.shape[:-1], rows)
 
     def _kernel_of(self, parameter: torch.Tensor) -> kernels.Kernels:
         """Returns the kernels for a parameter's device, which are looked up once."""
@@ -275,14 +253,10 @@ class PerturbedUse(TorchFunctionMode):
                 rows = self._looked_up(*args, **kwargs)
                 if rows is not None:
                     return rows
-            elif (
-                way == "linear"
-                and (w := args[1] if len(args) > 1 else kwargs["weight"]).numel() >= FUSED
-                and (w.is_cpu and self._ours(w))
-            ):
-                return self._large(func, *args, **kwargs)
             else:
-                return self._with_scratch(func, args, kwargs)
+                w = args[1] if len(args) > 1 else kwargs["weight"]
+                if w.numel() >= FUSED and w.is_cpu and self._ours(w):
+                    return self._large(func, *args, **kwargs)
         for value in args:
             if isinstance(value, _MAY_HOLD):
                 args = [self._exchange(a) for a in args]
@@ -296,24 +270,6 @@ class PerturbedUse(TorchFunctionMode):
 
     def _exchange(self, value: Any) -> Any:
         return exchanged(value, self._perturbation, self._perturbation.whole)
-
-    def _with_scratch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Calls func with copies in memory that is used again, on a CPU; torch's own allocator does that on a GPU."""
-        wanted = [v for v in (*args, *kwargs.values()) if self._ours(v) and v.numel() > SMALL]
-        if not wanted or len({v.dtype for v in wanted}) > 1 or not all(v.is_cpu for v in wanted):
-            return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
-        memory = self._perturbation.scratch(wanted[0].dtype, sum(v.numel() for v in wanted))
-        at = 0
-        copies = {}
-        for v in wanted:
-            copies[id(v)] = memory[at : at + v.numel()].view(v.shape)
-            self._perturbation.copy(v, 0, v.numel(), memory[at : at + v.numel()])
-            at += v.numel()
-
-        def exchange(value: Any) -> Any:
-            return copies[id(value)] if id(value) in copies else self._exchange(value)
-
-        return func(*(exchange(a) for a in args), **{k: exchange(v) for k, v in kwargs.items()})
 
     def _looked_up(
         self,
@@ -343,7 +299,7 @@ class PerturbedUse(TorchFunctionMode):
                 return out
         if weight.numel() > LARGE:
             return self._sliced(input, weight, bias)
-        return self._with_scratch(func, (input, weight, bias), {})
+        return func(input, self._exchange(weight), self._exchange(bias))
 
     def _sliced(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Returns a product made of some rows of the matrix at a time: a slice stays in the cache while it is used."""

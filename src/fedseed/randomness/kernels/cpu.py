@@ -8,8 +8,10 @@ multiplication and an addition unless asked to, so each one rounds. All in one f
 change in a compiled function of another file.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate, pairwise
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 
 from fedseed.randomness import entries
 from fedseed.randomness.kernels import reference
-from fedseed.randomness.kernels.reference import Floats, Part, Spec, Stored, truncated_normal_constants
+from fedseed.randomness.kernels.reference import Floats, Part, Room, Spec, Stored, truncated_normal_constants
 from fedseed.randomness.stream import MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1, Domain, split_seed
 
 TENSORS = False  # arrays in, arrays out
@@ -69,7 +71,6 @@ _PANEL = _WIDTH * _REGISTER  # inputs
 _STEPS = 4  # columns that a turn of a tile's loop takes
 _DEPTH = 768  # columns of a matrix that a tile takes at a time
 _SLAB = 1 << 16  # elements of a matrix that a thread perturbs at a time: a quarter of a second-level cache
-_FEW = 4  # threads that pack all inputs each: taking them from another core's cache takes longer
 _LEAST, _MOST = 4, 32  # times _ROWS rows of it at least, and at most
 
 
@@ -196,7 +197,7 @@ def _fill(v, words, unit, k, block, blocks):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _signed(value, word, bit):  # type: ignore[no-untyped-def]
+def signed(value, word, bit):  # type: ignore[no-untyped-def]
     """value, with its sign turned if that bit of the word is set: a bit moved to a float's sign bit."""
     return _as_float(_U(_U(_as_int(value)) ^ _U(_U(word << _U(31 - bit)) & _U(0x80000000))))
 
@@ -218,7 +219,7 @@ def _add_signed(total, words, blocks, values):  # type: ignore[no-untyped-def]
             word = words[w, b]
             at = 128 * b + 32 * w
             for i in range(32):
-                total[at + i] += _signed(_each(values, at + i), word, i)
+                total[at + i] += signed(_each(values, at + i), word, i)
 
 
 # -- sums of directions, a chunk at a time ---------------------------------------------------------------------------
@@ -232,42 +233,29 @@ def _add_scaled(total, v, count, coefficient):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _sum_chunk(total, v, words, base, lo, hi, units, payload):  # type: ignore[no-untyped-def]
-    """total[lo..hi] = the sum of all units over elements base + lo .. base + hi; base is a multiple of CHUNK."""
-    for i in range(lo // 128 * 128, (hi + 127) // 128 * 128):
-        total[i] = _ZERO
+def _sum_chunk(total, v, words, begin, count, units, payload):  # type: ignore[no-untyped-def]
+    """total[i] = the sum of all units on element i of a block of random words; `begin` is element begin & 127 there.
+
+    What is summed up are `count` elements from `begin` on: whole blocks, or a part of one.
+    """
+    lo = begin & 127
+    block, blocks = begin >> 7, (lo + count + 127) >> 7
+    at, some = lo & ~3, ((lo + count + 3) >> 2) - (lo >> 2)  # of entries that come in fours
+    total[: 128 * blocks] = _ZERO
     for u in range(units.size):
         unit = units[u]
-        kind, begin, end = unit.kind, unit.begin, unit.end
-        if kind == TABLE:
-            from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
-            fill_words(words, blocks, (base >> 7) + from_, unit.domain, unit.first, unit.key0, unit.key1)
-            column = begin + (base & (end - begin - 1)) + 128 * from_
-            _add_signed(total[128 * from_ :], words, blocks, payload[column:])
-        elif kind == SIGNS:
-            from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
-            for j in range(end - begin):
-                if payload[begin + j] != _ZERO:
-                    fill_words(words, blocks, (base >> 7) + from_, unit.domain, unit.first + j, unit.key0, unit.key1)
-                    _add_signed(total[128 * from_ :], words, blocks, payload[begin + j])
-        else:
-            from_, blocks = lo >> 2, ((hi + 3) >> 2) - (lo >> 2)
-            for j in range(end - begin):
-                coefficient = payload[begin + j]
-                if coefficient != _ZERO:
-                    _fill(v, words, unit, unit.first + j, (base >> 2) + from_, blocks)
-                    _add_scaled(total[4 * from_ :], v, 4 * blocks, coefficient)
-
-
-@njit(cache=True)
-def _fill_lone(total, words, unit, base, lo, hi, payload):  # type: ignore[no-untyped-def]
-    """`_sum_chunk` of one direction, but for the sign of a zero, which `_store` does not mind."""
-    from_, blocks = lo >> 2, ((hi + 3) >> 2) - (lo >> 2)
-    v, coefficient = total[4 * from_ :], payload[unit.begin]
-    _fill(v, words, unit, unit.first, (base >> 2) + from_, blocks)
-    if coefficient != _ONE:
-        for i in range(4 * blocks):
-            v[i] *= coefficient
+        if unit.kind == TABLE:
+            fill_words(words, blocks, block, unit.domain, unit.first, unit.key0, unit.key1)
+            _add_signed(total, words, blocks, payload[unit.begin + ((begin - lo) & (unit.end - unit.begin - 1)) :])
+            continue
+        for j in range(unit.end - unit.begin):
+            coefficient = payload[unit.begin + j]
+            if coefficient != _ZERO and unit.kind == SIGNS:
+                fill_words(words, blocks, block, unit.domain, unit.first + j, unit.key0, unit.key1)
+                _add_signed(total, words, blocks, coefficient)
+            elif coefficient != _ZERO:
+                _fill(v, words, unit, unit.first + j, begin >> 2, some)
+                _add_scaled(total[at:], v, 4 * some, coefficient)
 
 
 # -- weights in their dtypes -----------------------------------------------------------------------------------------
@@ -359,25 +347,22 @@ def _old_typed(source, out, i):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _store(out, source, total, count, scale):  # type: ignore[no-untyped-def]
-    """out[i] = round(source[i] + (scale * total[i] + 0))."""
-    for i in range(count):
-        _put(out, i, _old(source, out, i) + (scale * total[i] + _ZERO))
+def _store(out, source, total, coefficient, scale):  # type: ignore[no-untyped-def]
+    """out[i] = round(source[i] + (scale * (coefficient * total[i]) + 0))."""
+    for i in range(out.size):
+        _put(out, i, _old(source, out, i) + (scale * (coefficient * total[i]) + _ZERO))
 
 
 @njit(cache=True)
-def _store_signs(out, source, words, blocks, table, scale):  # type: ignore[no-untyped-def]
-    """out = round(source + (scale * (signs * table) + 0))."""
-    for b in range(blocks):
+def _store_signs(out, source, words, values, scale):  # type: ignore[no-untyped-def]
+    """out = round(source + (scale * (signs * values) + 0)), for whole blocks of random words."""
+    for b in range(out.size >> 7):
         for w in range(4):
             word = words[w, b]
             at = 128 * b + 32 * w
             for i in range(32):
-                change = _signed(scale * table[at + i], word, i)
+                change = signed(scale * _each(values, at + i), word, i)
                 _put(out, at + i, _old(source, out, at + i) + (change + _ZERO))
-
-
-# -- moving: w + scale * sum, in one pass ----------------------------------------------------------------------------
 
 
 @njit(cache=True)
@@ -387,67 +372,52 @@ def _copy(out, source, count):  # type: ignore[no-untyped-def]
         out[i] = source[i]
 
 
+# -- moving: w + scale * sum, in one pass ----------------------------------------------------------------------------
+
+
 @njit(cache=True)
-def _move_run(out, to, source, at, start, count, step):  # type: ignore[no-untyped-def]
-    """`move` for `count` elements from index `start` on: out[to ...] of source[at ...]; `step` is `_step`'s."""
-    units, payload, scale = step
-    words = np.empty((4, _CHUNK // 4), np.uint32)
-    v = np.empty(_CHUNK, np.float32)
-    total = np.empty(_CHUNK, np.float32)
-    stop = start + count
+def _add_sum(out, source, begin, units, payload, scale, room):  # type: ignore[no-untyped-def]
+    """out = round(source + scale * sum of the units); out[0] is element `begin`, and whole blocks or a part of one."""
+    words, v, total = room
     only = units[0]
-    # one sign per element and nothing else to add up (a single direction, or all of a structured basis): no detour
-    direct = units.size == 1 and (only.kind == TABLE or (only.kind == SIGNS and only.end - only.begin == 1))
-    lone = units.size == 1 and only.kind < SIGNS and only.end - only.begin == 1
-    if direct and only.kind == SIGNS:
-        v[: min(count, _CHUNK)] = payload[only.begin]
-    same = out.ctypes.data + to * out.itemsize == source.ctypes.data + at * source.itemsize
-    begin = start
-    while begin < stop:
-        base = begin // _CHUNK * _CHUNK
-        end = min(stop, base + _CHUNK)
-        here, there = to + begin - start, at + begin - start
-        first, last = (begin + 127) // 128 * 128, end // 128 * 128  # whole blocks of random words
-        if direct and begin == first < last:
-            end, blocks = last, (last - first) // 128
-            fill_words(words, blocks, first >> 7, only.domain, only.first, only.key0, only.key1)
-            column = only.begin + (base & (only.end - only.begin - 1)) + first - base
-            table = v if only.kind == SIGNS else payload[column:]
-            if same:
-                _store_signs(out[here:], None, words, blocks, table, scale)
-            else:
-                _store_signs(out[here:], source[there:], words, blocks, table, scale)
+    single = units.size == 1 and (only.kind == TABLE or only.end - only.begin == 1)  # no sum takes a detour then
+    if single and only.kind >= SIGNS and out.size & 127 == 0:
+        fill_words(words, out.size >> 7, begin >> 7, only.domain, only.first, only.key0, only.key1)
+        if only.kind == SIGNS:
+            _store_signs(out, source, words, payload[only.begin], scale)
         else:
-            if direct and first < last:
-                end = first
-            elif only.kind < SIGNS:
-                base = begin // _PART * _PART
-                end = min(stop, base + _PART)
-            if lone:
-                _fill_lone(total, words, only, base, begin - base, end - base, payload)
-            else:
-                _sum_chunk(total, v, words, base, begin - base, end - base, units, payload)
-            if same:
-                _store(out[here:], None, total[begin - base :], end - begin, scale)
-            else:
-                _store(out[here:], source[there:], total[begin - base :], end - begin, scale)
-        begin = end
+            _store_signs(out, source, words, payload[only.begin + (begin & (only.end - only.begin - 1)) :], scale)
+    elif single and only.kind < SIGNS:
+        _fill(v, words, only, only.first, begin >> 2, ((begin & 3) + out.size + 3) >> 2)
+        _store(out, source, v[begin & 3 :], payload[only.begin], scale)
+    else:
+        _sum_chunk(total, v, words, begin, out.size, units, payload)
+        _store(out, source, total[begin & 127 :], _ONE, scale)
 
 
 @njit(cache=True)
-def add_sums_run(out, source, total, scale, same):  # type: ignore[no-untyped-def]
-    """`add_sums` without threads; `same`: `out` is `source`."""
-    if same:
-        _store(out, None, total, out.size, scale)
-    else:
-        _store(out, source, total, out.size, scale)
-
-
-@njit(cache=True, parallel=True)
-def _add_sums(out, source, total, scale, same):  # type: ignore[no-untyped-def]
-    for run in prange((out.size + _RUN - 1) // _RUN):
-        a, b = run * _RUN, min(out.size, (run + 1) * _RUN)
-        add_sums_run(out[a:b], source[a:b], total[a:b], scale, same)
+def _move_run(out, source, start, step, scale):  # type: ignore[no-untyped-def]
+    """`move`, or `move_steps`: one sum after the other is added to what the last one left. `step` is a `Prepared`."""
+    units, payload, ends, scales = step
+    room = np.empty((4, _CHUNK // 4), np.uint32), np.empty(_CHUNK, np.float32), np.empty(_CHUNK, np.float32)
+    size = _PART if units[0].kind < SIGNS else _CHUNK
+    begin, stop = start, start + out.size
+    same = out.ctypes.data == source.ctypes.data
+    while begin < stop:
+        end = min(stop, begin // size * size + size)
+        if begin & 127 or end - begin < 128:  # a part of a block of random words
+            end = min(end, (begin | 127) + 1)
+        else:
+            end &= ~127
+        here = out[begin - start : end - start]
+        first = 0
+        for s in range(ends.size):
+            if s or same:
+                _add_sum(here, None, begin, units[first : ends[s]], payload, scale * scales[s], room)
+            else:
+                _add_sum(here, source[begin - start :], begin, units[: ends[s]], payload, scale * scales[s], room)
+            first = ends[s]
+        begin = end
 
 
 @intrinsic
@@ -461,34 +431,34 @@ def _elements(_context, address, like):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _move_many(runs, like, step):  # type: ignore[no-untyped-def]
-    for i in range(runs.shape[0]):
+def _move_runs(runs, like, step, scale):  # type: ignore[no-untyped-def]
+    """`_move_run` for each run: addresses of `out` and `source`, index of the first element, how many elements."""
+    for i in range(len(runs)):
         to, from_, start, count = runs[i]
         out, source = carray(_elements(to, like), (count,)), carray(_elements(from_, like), (count,))
-        _move_run(out, 0, source, 0, start, count, step)
+        _move_run(out, source, start, step, scale)
 
 
 @njit(cache=True, parallel=True)
-def _move(out, source, start, step):  # type: ignore[no-untyped-def]
-    stop = start + out.size
-    first = start // _RUN
-    for run in prange((stop + _RUN - 1) // _RUN - first):
-        a = max(start, (first + run) * _RUN)
-        b = min(stop, (first + run + 1) * _RUN)
-        _move_run(out, a - start, source, a - start, a, b - a, step)
+def _move_runs_together(runs, like, step, scale):  # type: ignore[no-untyped-def]
+    for i in prange(len(runs)):
+        _move_runs(runs[i : i + 1], like, step, scale)
 
 
 @njit(cache=True)
-def _move_some_rows(out, source, rows, first, last, width, start, step):  # type: ignore[no-untyped-def]
-    for i in range(first, last):
-        at = rows[i] * width
-        _move_run(out, i * width, source, at, start + at, width, step)
+def add_sums_run(out, source, total, scale):  # type: ignore[no-untyped-def]
+    """`add_sums` without threads."""
+    if out.ctypes.data == source.ctypes.data:
+        _store(out, None, total, _ONE, scale)
+    else:
+        _store(out, source, total, _ONE, scale)
 
 
 @njit(cache=True, parallel=True)
-def _move_rows(out, source, rows, width, start, step):  # type: ignore[no-untyped-def]
-    for i in prange(rows.size):
-        _move_some_rows(out, source, rows, i, i + 1, width, start, step)
+def _add_sums(out, source, total, scale):  # type: ignore[no-untyped-def]
+    for run in prange((out.size + _RUN - 1) // _RUN):
+        a, b = run * _RUN, min(out.size, (run + 1) * _RUN)
+        add_sums_run(out[a:b], source[a:b], total[a:b], scale)
 
 
 # -- a product with a matrix that is moved in the cache --------------------------------------------------------------
@@ -498,77 +468,63 @@ def _tile(width):  # type: ignore[no-untyped-def]
     """A function that computes a tile of a product in registers, for inputs `width` registers wide."""
 
     @intrinsic
-    def tile(_context, sums, inputs, matrix, stride, columns, ahead):  # type: ignore[no-untyped-def]
+    def tile(_context, sums, inputs, between, matrix, stride, columns, ahead):  # type: ignore[no-untyped-def]
         """sums[r, i] += matrix[r, k] * inputs[k, i] for _ROWS rows, one column k after the other, each sum fused.
 
-        All arguments are integers. sums: address of _ROWS rows of _PANEL numbers. inputs: address of `columns` rows of
-        `width` registers. matrix: address of the first row; `stride` elements from row to row. columns: a multiple of
-        _STEPS. ahead: address of memory that will be wanted soon; columns / _STEPS lines of it are fetched into the
-        second-level cache.
+        All arguments are integers: addresses of the first sum, input and element of the matrix; bytes between rows of
+        sums or inputs, and between rows of the matrix; how many columns, a multiple of _STEPS. `ahead`: address of
+        memory that will be wanted soon; columns / _STEPS lines of it are fetched into the second-level cache.
         """
 
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            sums, inputs, matrix, stride, columns, ahead = arguments
-            index, single, short = ir.IntType(64), ir.FloatType(), ir.IntType(32)
-            register = ir.VectorType(single, _REGISTER)
-            byte = ir.IntType(8).as_pointer()
+            sums, inputs, between, matrix, stride, columns, ahead = arguments
+            index, short = ir.IntType(64), ir.IntType(32)
+            register = ir.VectorType(ir.FloatType(), _REGISTER)
             fused = cgutils.get_or_insert_function(
                 builder.module, ir.FunctionType(register, [register] * 3), f"llvm.fma.v{_REGISTER}f32"
             )
+
+            byte = ir.IntType(8).as_pointer()
             fetch = cgutils.get_or_insert_function(
                 builder.module, ir.FunctionType(ir.VoidType(), [byte, short, short, short]), "llvm.prefetch.p0"
             )
 
-            def at(address: Any, offset: Any, kind: Any) -> Any:
-                offset = ir.Constant(index, offset) if isinstance(offset, int) else offset
-                return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
+            def at(address: Any, row: int, step: Any, offset: int = 0, kind: Any = register) -> Any:
+                place = builder.add(address, builder.add(builder.mul(step, index(row)), index(offset)))
+                return builder.inttoptr(place, kind.as_pointer())
 
-            def everywhere(address: Any, offset: Any) -> Any:
-                number = builder.load(at(address, offset, single), align=4)
-                one = builder.insert_element(ir.Constant(register, ir.Undefined), number, ir.Constant(short, 0))
-                chosen = ir.Constant(ir.VectorType(short, _REGISTER), [0] * _REGISTER)
-                return builder.shuffle_vector(one, ir.Constant(register, ir.Undefined), chosen)
+            def everywhere(pointer: Any) -> Any:
+                one = builder.insert_element(register(ir.Undefined), builder.load(pointer, align=4), short(0))
+                return builder.shuffle_vector(one, one, ir.VectorType(short, _REGISTER)([0] * _REGISTER))
 
-            places = [4 * (row * _PANEL + part * _REGISTER) for row in range(_ROWS) for part in range(width)]
-            held = [builder.load(at(sums, place, register), align=4) for place in places]
-            step = builder.mul(stride, ir.Constant(index, 4))
-            rows = [builder.add(matrix, builder.mul(step, ir.Constant(index, row))) for row in range(_ROWS)]
+            parts = [4 * part * _REGISTER for part in range(width)]
+            places = [at(sums, row, between, part) for row in range(_ROWS) for part in parts]
             before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+            held = [builder.load(place, align=4) for place in places]
             builder.branch(loop)
             builder.position_at_end(loop)
-            column = builder.phi(index)
-            column.add_incoming(ir.Constant(index, 0), before)
-            running = []
-            for value in held:
-                running.append(builder.phi(register))
-                running[-1].add_incoming(value, before)
-            total = list(running)
-            line = at(ahead, builder.mul(column, ir.Constant(index, 64 // _STEPS)), ir.IntType(8))
-            builder.call(fetch, [line, ir.Constant(short, 0), ir.Constant(short, 2), ir.Constant(short, 1)])
-            here = builder.add(inputs, builder.mul(column, ir.Constant(index, 4 * width * _REGISTER)))
-            offset = builder.mul(column, ir.Constant(index, 4))
-            starts = [builder.add(row, offset) for row in rows]
-            for turn in range(_STEPS):
-                parts = [
-                    builder.load(at(here, 4 * (turn * width + part) * _REGISTER, register), align=4)
-                    for part in range(width)
-                ]
+            column, *total = running = [builder.phi(kind) for kind in (index, *[register] * len(held))]
+            here = builder.add(inputs, builder.mul(column, between))
+            start = builder.add(matrix, builder.mul(column, index(4)))
+            line = builder.inttoptr(builder.add(ahead, builder.mul(column, index(64 // _STEPS))), byte)
+            builder.call(fetch, [line, short(0), short(2), short(1)])
+            for step in range(_STEPS):
+                values = [builder.load(at(here, step, between, part), align=4) for part in parts]
                 for row in range(_ROWS):
-                    element = everywhere(starts[row], 4 * turn)
-                    for part in range(width):
-                        i = row * width + part
-                        total[i] = builder.call(fused, [parts[part], element, total[i]])
-            following = builder.add(column, ir.Constant(index, _STEPS))
-            column.add_incoming(following, loop)
-            for value, result in zip(running, total, strict=True):
-                value.add_incoming(result, loop)
+                    element = everywhere(at(start, row, stride, 4 * step, ir.FloatType()))
+                    for part, value in enumerate(values, row * width):
+                        total[part] = builder.call(fused, [value, element, total[part]])
+            following = builder.add(column, index(_STEPS))
+            for phi, first, later in zip(running, [index(0), *held], [following, *total], strict=True):
+                phi.add_incoming(first, before)
+                phi.add_incoming(later, loop)
             builder.cbranch(builder.icmp_signed("<", following, columns), loop, after)
             builder.position_at_end(after)
             for result, place in zip(total, places, strict=True):
-                builder.store(result, at(sums, place, register), align=4)
+                builder.store(result, place, align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6), generate
+        return types.void(*[types.int64] * 7), generate
 
     return tile
 
@@ -577,95 +533,68 @@ _tile_1, _tile_2, _tile_3 = _tile(1), _tile(2), _tile(3)
 
 
 @intrinsic
-def _transpose(_context, source, from_row, out, to_row):  # type: ignore[no-untyped-def]
-    """out[i, r] = source[r, i] for _ROWS rows of a register each; addresses, and bytes from row to row.
+def _turn_tile(_context, to, between, source, stride):  # type: ignore[no-untyped-def]
+    """to[i, r] = source[r, i] for _ROWS rows of a register each; addresses, and bytes from row to row.
 
     Rows r and r + _ROWS / 2 are interleaved, log2(_ROWS) times: each time the index's first bit becomes its last.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        source, from_row, out, to_row = arguments
-        index, short = ir.IntType(64), ir.IntType(32)
-        register = ir.VectorType(ir.FloatType(), _REGISTER)
+        to, between, source, stride = arguments
+        index, register = ir.IntType(64), ir.VectorType(ir.FloatType(), _REGISTER)
 
         def at(address: Any, step: Any, row: int, kind: Any) -> Any:
-            offset = builder.mul(step, ir.Constant(index, row))
-            return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
+            return builder.inttoptr(builder.add(address, builder.mul(step, index(row))), kind.as_pointer())
 
         def picked(a: Any, b: Any, numbers: list[int]) -> Any:
-            return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(short, len(numbers)), numbers))
+            return builder.shuffle_vector(a, b, ir.VectorType(ir.IntType(32), len(numbers))(numbers))
 
-        rows = [builder.load(at(source, from_row, row, register), align=4) for row in range(_ROWS)]
+        rows = [builder.load(at(source, stride, row, register), align=4) for row in range(_ROWS)]
         for _ in range(_ROWS.bit_length() - 1):
-            mixed = []
-            for a, b in zip(rows[: _ROWS // 2], rows[_ROWS // 2 :], strict=True):
-                for half in (0, _REGISTER // 2):
-                    mixed.append(picked(a, b, [half + i // 2 + (i % 2) * _REGISTER for i in range(_REGISTER)]))
-            rows = mixed
-        each = _REGISTER // _ROWS  # rows of the result in a register
+            rows = [
+                picked(a, b, [half + i // 2 + i % 2 * _REGISTER for i in range(_REGISTER)])
+                for a, b in zip(rows[: _ROWS // 2], rows[_ROWS // 2 :], strict=True)
+                for half in (0, _REGISTER // 2)
+            ]
         for i in range(_REGISTER):
-            row = rows[i // each]
-            part = picked(row, row, [(i % each) * _ROWS + r for r in range(_ROWS)])
-            builder.store(part, at(out, to_row, i, part.type), align=4)
+            row, first = rows[i * _ROWS // _REGISTER], i * _ROWS % _REGISTER
+            part = picked(row, row, list(range(first, first + _ROWS)))
+            builder.store(part, at(to, between, i, part.type), align=4)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), generate
 
 
 @njit(cache=True)
-def _pack_panel(packed, x, m, lo, hi):  # type: ignore[no-untyped-def]
-    """Columns lo..hi of rows m, m + 1, ... of x as a panel, transposed: a row of `packed` for each column of x."""
-    columns = x.shape[1]
-    width = min(_PANEL, (x.shape[0] - m + _REGISTER - 1) // _REGISTER * _REGISTER)
-    to = packed[m * columns :]
-    from_, into = x.ctypes.data, to.ctypes.data  # addresses: slices would take longer to make than to use
-    whole = min(width, (x.shape[0] - m) // _ROWS * _ROWS)
-    for k in range(lo, hi, _REGISTER):
-        for i in range(0, whole, _ROWS):
-            _transpose(from_ + 4 * ((m + i) * columns + k), 4 * columns, into + 4 * (k * width + i), 4 * width)
-        for j in range(k, min(k + _REGISTER, hi) if whole < width else k):
-            for i in range(whole, width):
-                to[j * width + i] = x[m + i, j] if m + i < x.shape[0] else _ZERO
+def _turn(out, source, rows):  # type: ignore[no-untyped-def]
+    """out[:, :rows] = the transpose of source[:rows]; rows are a multiple of _ROWS, columns of _REGISTER."""
+    between, stride = out.strides[0], source.strides[0]
+    for i in range(0, source.shape[1], _REGISTER):
+        for r in range(0, rows, _ROWS):  # addresses: slices would take longer to make than to use
+            to, from_ = out.ctypes.data + i * between + 4 * r, source.ctypes.data + r * stride + 4 * i
+            _turn_tile(to, between, from_, stride)
 
 
 @njit(cache=True)
-def _multiply_slab(out, packed, slab, rows, n, sums, bias, ahead):  # type: ignore[no-untyped-def]
-    """out[:, n : n + rows] = inputs times the rows that `slab` holds, plus bias.
+def _multiply_slab(sums, x, slab, rows, ahead, last):  # type: ignore[no-untyped-def]
+    """sums += slab times x, for `rows` of the slab's rows, a multiple of _ROWS.
 
-    ahead: first and last address of the next slab's weights, fetched meanwhile: as many lines a tile as it takes turns.
+    What lies from `ahead` to `last`, the next slab's weights, is fetched meanwhile.
     """
-    (count, total), columns = out.shape, slab.shape[1]
-    groups = (rows + _ROWS - 1) // _ROWS
-    line, lines = 0, (ahead[1] - ahead[0]) // 64
-    # addresses: slices would take longer to make than to use
-    inputs, of = packed.ctypes.data, slab.ctypes.data
-    to, into = sums.ctypes.data, out.ctypes.data
+    columns, count = x.shape
     for m in range(0, count, _PANEL):
-        width = min(_PANEL, (count - m + _REGISTER - 1) // _REGISTER * _REGISTER)
         for k in range(0, columns, _DEPTH):
             depth = min(_DEPTH, columns - k)
-            x = inputs + 4 * (m * columns + k * width)
-            for g in range(groups):
-                row = g * _ROWS
-                near = ahead[0] + 64 * max(0, min(line, lines - depth // _STEPS))
-                line += depth // _STEPS
-                tile, matrix = to + 4 * row * _PANEL, of + 4 * (row * columns + k)
-                if k == 0:
-                    for r in range(row, row + _ROWS):
-                        sums[r, :width] = bias[n + r]
-                if width == 3 * _REGISTER:
-                    _tile_3(tile, x, matrix, columns, depth, near)
-                elif width == 2 * _REGISTER:
-                    _tile_2(tile, x, matrix, columns, depth, near)
+            for row in range(0, rows, _ROWS):
+                to, inputs = sums.ctypes.data + 4 * (row * count + m), x.ctypes.data + 4 * (k * count + m)
+                matrix, near = slab.ctypes.data + 4 * (row * columns + k), min(ahead, last - depth * 64 // _STEPS)
+                ahead += depth * 64 // _STEPS
+                if count - m >= 3 * _REGISTER:
+                    _tile_3(to, inputs, 4 * count, matrix, 4 * columns, depth, near)
+                elif count - m == 2 * _REGISTER:
+                    _tile_2(to, inputs, 4 * count, matrix, 4 * columns, depth, near)
                 else:
-                    _tile_1(tile, x, matrix, columns, depth, near)
-        whole, full = min(_PANEL, (count - m) // _REGISTER * _REGISTER), rows // _ROWS * _ROWS
-        for i in range(0, whole, _REGISTER):
-            for row in range(0, full, _ROWS):
-                _transpose(to + 4 * (row * _PANEL + i), 4 * _PANEL, into + 4 * ((m + i) * total + n + row), 4 * total)
-        for row in range(rows):
-            for i in range(whole if row < full else 0, min(_PANEL, count - m)):
-                out[m + i, n + row] = sums[row, i]
+                    _tile_1(to, inputs, 4 * count, matrix, 4 * columns, depth, near)
 
 
 @intrinsic
@@ -681,132 +610,27 @@ def _ticket(_context: Any, address: Any) -> Any:
 
 
 @njit(cache=True, parallel=True)
-def _product(out, x, source, bias, start, step, room):  # type: ignore[no-untyped-def]
+def _product(out, x, source, bias, start, step, scale, room):  # type: ignore[no-untyped-def]
     """Slabs go to threads as they come for them: one that has to wait for its processor holds up nobody."""
-    packed, slabs, sums, taken = room
-    count, columns = x.shape
-    total = out.shape[1]
-    panels, pieces = (count + _PANEL - 1) // _PANEL, (columns + 63) // 64  # pieces of a panel
-    for piece in prange(packed.shape[0] * panels * pieces):
-        panel, lo = piece // pieces, piece % pieces * 64
-        _pack_panel(packed[panel // panels], x, panel % panels * _PANEL, lo, min(columns, lo + 64))
-    threads, rows = slabs.shape[0], slabs.shape[1]
-    for thread in prange(threads):
+    turned, slabs, sums, taken = room
+    columns, rows = x.shape[1], slabs.shape[1]
+    for piece in prange(columns // 16):
+        _turn(turned[16 * piece : 16 * piece + 16], x[:, 16 * piece : 16 * piece + 16], len(x))
+    for thread in prange(len(slabs)):
+        slab, own = slabs[thread], sums[thread]
         n = _ticket(taken.ctypes.data) * rows
-        while n < total:
-            here = min(rows, total - n)
-            begin = start + n * columns
-            slab = slabs[thread]
-            _move_run(slab.reshape(-1), 0, source, n * columns, begin, here * columns, step)
-            slab[here : (here + _ROWS - 1) // _ROWS * _ROWS] = _ZERO
+        while n < bias.size:
+            here = min(rows, bias.size - n)
+            begin, end = n * columns, min(source.size, (n + here) * columns)
+            _move_run(slab.reshape(-1)[: end - begin], source[begin:end], start + begin, step, scale)
+            for row in range(here):
+                own[row] = bias[n + row]
             after = _ticket(taken.ctypes.data) * rows
-            next_ = source.ctypes.data + 4 * min(after, total) * columns
-            ahead = (next_, next_ + 4 * max(0, min(rows, total - after)) * columns)
-            _multiply_slab(out, packed[thread % packed.shape[0]], slab, here, n, sums[thread], bias, ahead)
+            ahead = source.ctypes.data + 4 * columns * min(after, bias.size)
+            last = source.ctypes.data + 4 * columns * min(after + rows, bias.size)
+            _multiply_slab(own, turned, slab, here, ahead, last)
+            _turn(out[:, n:], own, here)
             n = after
-
-
-# -- many steps in one pass, each rounded ----------------------------------------------------------------------------
-
-
-@njit(cache=True)
-def _read(current, source, count):  # type: ignore[no-untyped-def]
-    """current = the first `count` weights of source, as float32."""
-    for i in range(count):
-        current[i] = _get(source, i)
-
-
-@njit(cache=True)
-def _write(out, current, count):  # type: ignore[no-untyped-def]
-    """The first `count` weights of out = current, rounded."""
-    for i in range(count):
-        _put(out, i, current[i])
-
-
-def _round(out, current, count):  # type: ignore[no-untyped-def]
-    """current = what is left of it in the dtype of out, which gets it too where it is a 16-bit one."""
-
-
-@overload(_round)
-def _round_typed(out, current, count):  # type: ignore[no-untyped-def]
-    if out.dtype == types.float32:
-        return lambda out, current, count: None
-
-    def sixteen(out, current, count):  # type: ignore[no-untyped-def]
-        _write(out, current, count)
-        _read(current, out, count)
-
-    return sixteen
-
-
-@njit(cache=True)
-def _steps_run(out, start, begin, end, prepared):  # type: ignore[no-untyped-def]
-    """`move_steps` for elements begin..end of a vector whose element `start` is out[0]."""
-    units, payload, ends, scales = prepared
-    words = np.empty((4, _CHUNK // 4), np.uint32)
-    v = np.empty(_CHUNK, np.float32)
-    total = np.empty(_CHUNK, np.float32)
-    current = np.zeros(_CHUNK, np.float32)
-    base = begin // _CHUNK * _CHUNK
-    while base < end:
-        lo, hi = max(begin - base, 0), min(end - base, _CHUNK)
-        here = out[base + lo - start :]
-        _read(current[lo:], here, hi - lo)
-        from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
-        first = 0
-        for step in range(ends.size):
-            only = units[first]
-            scale = scales[step]
-            single = ends[step] - first == 1 and only.kind == SIGNS and only.end - only.begin == 1
-            change = scale * payload[only.begin] if single else _ZERO
-            if change != _ZERO:  # zero would have to be a positive one
-                fill_words(words, blocks, (base >> 7) + from_, only.domain, only.first, only.key0, only.key1)
-                _add_signed(current[128 * from_ :], words, blocks, change)
-            else:
-                _sum_chunk(total, v, words, base, lo, hi, units[first : ends[step]], payload)
-                for i in range(lo, hi):
-                    current[i] = current[i] + (scale * total[i] + _ZERO)
-            if step + 1 < ends.size:
-                _round(here, current[lo:], hi - lo)
-            first = ends[step]
-        _write(here, current[lo:], hi - lo)
-        base += _CHUNK
-
-
-@njit(cache=True, parallel=True)
-def _steps(out, start, prepared):  # type: ignore[no-untyped-def]
-    stop = start + out.size
-    first = start // _CHUNK
-    for chunk in prange((stop + _CHUNK - 1) // _CHUNK - first):
-        a = max(start, (first + chunk) * _CHUNK)
-        b = min(stop, (first + chunk + 1) * _CHUNK)
-        _steps_run(out, start, a, b, prepared)
-
-
-# -- the sum alone ---------------------------------------------------------------------------------------------------
-
-
-@njit(cache=True)
-def _combine_run(out, start, begin, end, units, payload):  # type: ignore[no-untyped-def]
-    """out[begin - start ...] = the sum over elements begin..end."""
-    words = np.empty((4, _CHUNK // 4), np.uint32)
-    v = np.empty(_CHUNK, np.float32)
-    total = np.empty(_CHUNK, np.float32)
-    base = begin // _CHUNK * _CHUNK
-    while base < end:
-        lo, hi = max(begin - base, 0), min(end - base, _CHUNK)
-        _sum_chunk(total, v, words, base, lo, hi, units, payload)
-        _copy(out[base + lo - start :], total[lo:], hi - lo)
-        base += _CHUNK
-
-
-@njit(cache=True, parallel=True)
-def _combine(out, start, units, payload):  # type: ignore[no-untyped-def]
-    stop = start + out.size
-    first = start // _RUN
-    for run in prange((stop + _RUN - 1) // _RUN - first):
-        a = max(start, (first + run) * _RUN)
-        _combine_run(out, start, a, min(stop, (first + run + 1) * _RUN), units, payload)
 
 
 # -- inner products --------------------------------------------------------------------------------------------------
@@ -829,7 +653,7 @@ def _sum_signed(lanes, words, count, chunk):  # type: ignore[no-untyped-def]
             for j in range(count):
                 word = words[j, w, b]
                 for i in range(32):
-                    lanes[j, i] += _signed(row[i], word, i)
+                    lanes[j, i] += signed(row[i], word, i)
 
 
 @intrinsic
@@ -841,53 +665,36 @@ def _sum_rows(_context, lanes, v, chunk, rows):  # type: ignore[no-untyped-def]
         index, row_of = ir.IntType(64), ir.VectorType(ir.FloatType(), _LANES)
 
         def at(address: Any, row: Any) -> Any:
-            offset = builder.mul(row, ir.Constant(index, 4 * _LANES))
+            offset = builder.mul(row, index(4 * _LANES))
             return builder.inttoptr(builder.add(address, offset), row_of.as_pointer())
 
-        zero = ir.Constant(index, 0)
-        begin = builder.load(at(lanes, zero), align=4)
+        held = builder.load(at(lanes, index(0)), align=4)
         before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
         builder.branch(loop)
         builder.position_at_end(loop)
         row, total = builder.phi(index), builder.phi(row_of)
         product = builder.fmul(builder.load(at(v, row), align=4), builder.load(at(chunk, row), align=4))
-        added, following = builder.fadd(total, product), builder.add(row, ir.Constant(index, 1))
-        for phi, first, later in ((row, zero, following), (total, begin, added)):
+        added, following = builder.fadd(total, product), builder.add(row, index(1))
+        for phi, first, later in ((row, index(0), following), (total, held, added)):
             phi.add_incoming(first, before)
             phi.add_incoming(later, loop)
         builder.cbranch(builder.icmp_signed("<", following, rows), loop, after)
         builder.position_at_end(after)
-        builder.store(added, at(lanes, zero), align=4)
+        builder.store(added, at(lanes, index(0)), align=4)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), generate
 
 
 @njit(cache=True)
-def _sum_products(lanes, v, chunk):  # type: ignore[no-untyped-def]
-    """lanes[i mod LANES] += v[i] * chunk[i], _PART elements."""
-    _sum_rows(lanes.ctypes.data, v.ctypes.data, chunk.ctypes.data, _PART // _LANES)
-
-
-@njit(cache=True)
-def _project_task(sums, task, units, x, start):  # type: ignore[no-untyped-def]
-    """sums[s, j] = the part of <direction j, x> that lies in span s, for a span and a group of directions."""
-    unit, directions = units[0], sums.shape[1]
-    groups = (directions + _GROUP - 1) // _GROUP
-    stop = start + x.size
-    first_span = start // _SPAN
-    span = first_span + task // groups
-    words = np.empty((_GROUP, 4, _CHUNK // 4), np.uint32)
-    v = np.empty(_CHUNK, np.float32)
-    chunk = np.empty(_CHUNK, np.float32)
-    lanes = np.empty((_GROUP, _LANES), np.float32)
-    j0 = (task % groups) * _GROUP
-    count = min(_GROUP, directions - j0)
-    base = max(start, span * _SPAN) // _CHUNK * _CHUNK
-    end = min(stop, (span + 1) * _SPAN)
+def _project_span(sums, span, j0, units, x, start):  # type: ignore[no-untyped-def]
+    """sums[j] = the part of <direction j, x> that lies in a span, for the group of directions from j0 on."""
+    unit, count = units[0], min(_GROUP, sums.size - j0)
+    words, lanes = np.empty((_GROUP, 4, _CHUNK // 4), np.uint32), np.empty((_GROUP, _LANES), np.float32)
+    v, chunk = np.empty(_PART, np.float32), np.empty(_CHUNK, np.float32)
+    base, end = max(start, span * _SPAN) // _CHUNK * _CHUNK, min(start + x.size, (span + 1) * _SPAN)
     while base < end:
-        lo, hi = max(start - base, 0), min(end - base, _CHUNK)
-        _load(chunk, x, base, lo, hi, start)
+        _load(chunk, x, base, max(start - base, 0), min(end - base, _CHUNK), start)
         lanes[:count] = _ZERO
         if unit.kind == SIGNS:
             for j in range(count):
@@ -897,52 +704,48 @@ def _project_task(sums, task, units, x, start):  # type: ignore[no-untyped-def]
             for j in range(count):
                 for part in range(0, _CHUNK, _PART):
                     _fill(v, words[0], unit, unit.first + j0 + j, (base + part) >> 2, _PART // 4)
-                    _sum_products(lanes[j], v, chunk[part:])
+                    _sum_rows(lanes[j].ctypes.data, v.ctypes.data, chunk[part:].ctypes.data, _PART // _LANES)
         for j in range(count):
             total = 0.0
             for lane in range(_LANES):
                 total += np.float64(lanes[j, lane])
-            sums[span - first_span, j0 + j] += total
+            sums[j0 + j] += total
         base += _CHUNK
 
 
 @njit(cache=True)
-def _project_some(sums, first, last, units, x, start):  # type: ignore[no-untyped-def]
-    for task in range(first, last):
-        _project_task(sums, task, units, x, start)
-
-
-@njit(cache=True, parallel=True)
-def _project(sums, tasks, units, x, start):  # type: ignore[no-untyped-def]
-    for task in prange(tasks):
-        _project_task(sums, task, units, x, start)
-
-
-@njit(cache=True)
-def _fold_span(sums, s, units, x, start, from_span):  # type: ignore[no-untyped-def]
-    unit = units[0]
-    width = sums.shape[1]
-    stop = start + x.size
-    words = np.empty((4, _CHUNK // 4), np.uint32)
-    chunk = np.empty(_CHUNK, np.float32)
-    base = max(start, (from_span + s) * _SPAN) // _CHUNK * _CHUNK
-    end = min(stop, (from_span + s + 1) * _SPAN)
+def _fold_span(sums, span, units, x, start):  # type: ignore[no-untyped-def]
+    """sums[j] = sum of D[i] x[i] over the elements i of a span with i mod width = j, in order."""
+    unit, width = units[0], sums.size
+    words, chunk = np.empty((4, _CHUNK // 4), np.uint32), np.empty(_CHUNK, np.float32)
+    base, end = max(start, span * _SPAN) // _CHUNK * _CHUNK, min(start + x.size, (span + 1) * _SPAN)
     while base < end:
         lo, hi = max(start - base, 0), min(end - base, _CHUNK)
         fill_words(words, _CHUNK // 128, base >> 7, unit.domain, unit.first, unit.key0, unit.key1)
         if hi - lo == _CHUNK:
-            _add_signed(sums[s, base & (width - 1) :], words, _CHUNK // 128, x[base - start :])
+            _add_signed(sums[base & (width - 1) :], words, _CHUNK // 128, x[base - start :])
         else:
             _load(chunk, x, base, lo, hi, start)
-            _add_signed(sums[s, base & (width - 1) :], words, _CHUNK // 128, chunk)
+            _add_signed(sums[base & (width - 1) :], words, _CHUNK // 128, chunk)
         base += _CHUNK
 
 
+@njit(cache=True)
+def _project_some(sums, first, last, units, x, start, from_span):  # type: ignore[no-untyped-def]
+    """Some tasks: each is a span of a fold, or a span and a group of directions."""
+    groups = (sums.shape[1] + _GROUP - 1) // _GROUP
+    for task in range(first, last):
+        if units[0].kind == TABLE:
+            _fold_span(sums[task], from_span + task, units, x, start)
+        else:
+            row = task // groups
+            _project_span(sums[row], from_span + row, (task % groups) * _GROUP, units, x, start)
+
+
 @njit(cache=True, parallel=True)
-def _fold(sums, units, x, start, from_span):  # type: ignore[no-untyped-def]
-    """sums[s, j] = sum of D[i] x[i] over the elements i of span from_span + s with i mod width = j, in order."""
-    for s in prange(sums.shape[0]):
-        _fold_span(sums, s, units, x, start, from_span)
+def _project(sums, tasks, units, x, start, from_span):  # type: ignore[no-untyped-def]
+    for task in prange(tasks):
+        _project_some(sums, task, task + 1, units, x, start, from_span)
 
 
 @njit(cache=True)
@@ -969,19 +772,11 @@ def _fill_element_words(out, domain, k, key0, key1, start):  # type: ignore[no-u
     _copy(out, ordered[start - 4 * first :], out.size)
 
 
-@njit(cache=True, parallel=True)
-def _element_words(out, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
-    for chunk in prange((out.size + _CHUNK - 1) // _CHUNK):
-        a = chunk * _CHUNK
-        _fill_element_words(out[a : a + _CHUNK], domain, k, key0, key1, start + a)
-
-
 def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDArray[np.uint32]:
     """One random 32-bit word for each of the elements start..stop."""
     out = np.empty(stop - start, dtype=np.uint32)
     key0, key1 = split_seed(seed)
-    fill = _fill_element_words if len(out) <= _RUN else _element_words  # threads would take longer to start
-    fill(out, int(domain), k, _L(key0), _L(key1), start)
+    _fill_element_words(out, int(domain), k, _L(key0), _L(key1), start)
     return out
 
 
@@ -1041,10 +836,12 @@ _UNIT = np.dtype(
 
 
 class Prepared(NamedTuple):
-    """Parts as the compiled loops take them: a row per unit, and coefficients or tables one after the other."""
+    """Sums as the compiled loops take them: a row per unit, and coefficients or tables one after the other."""
 
     units: NDArray[Any]
     payload: Floats
+    ends: NDArray[np.int64]  # sum s has the units up to ends[s]
+    scales: Floats  # what each sum is multiplied by
 
 
 def _constants(spec: Spec, length: int) -> tuple[int, int, tuple[int, int], np.float32, np.float32]:
@@ -1056,137 +853,103 @@ def _constants(spec: Spec, length: int) -> tuple[int, int, tuple[int, int], np.f
 
 def prepare(parts: Sequence[Part], length: int) -> Prepared:
     """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`."""
-    rows, payload = [(SIGNS, 0, 0, 0, 0, 0, 0, _ZERO, _ZERO)], [np.zeros(0, np.float32)]  # nothing: there is always one
+    return prepare_steps([(parts, 1.0)], length)
+
+
+def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Prepared:
+    """Prepares (parts, scale) of each step in a block of `length` elements, for `move_steps`."""
+    rows: list[Any] = []
+    payload, ends = [np.zeros(0, np.float32)], []
     position = 0
-    for spec, first, coefficients in parts:
-        kind, domain, keys, mass, bound = _constants(spec, length)
-        if kind == TABLE:
-            # small tables side by side, so that a chunk's columns are one run
-            named = [
-                (number, np.tile(table, max(1, _CHUNK // spec.tile)))
-                for number, table in hadamard_tables(spec.tile, first, coefficients)
-            ]
-        else:
+    for parts, _ in steps:
+        before = len(rows)
+        for spec, first, coefficients in parts:
+            kind, domain, keys, mass, bound = _constants(spec, length)
             named = [(first, np.ascontiguousarray(coefficients, dtype=np.float32))]
-        for number, values in named:
-            rows.append((kind, domain, *keys, number, position, position + len(values), mass, bound))
-            payload.append(values)
-            position += len(values)
-    return Prepared(np.array(rows[1:] or rows, dtype=_UNIT), np.concatenate(payload))
+            if kind == TABLE:  # small tables side by side, so that a chunk's columns are one run
+                tables = hadamard_tables(spec.tile, first, coefficients)
+                named = [(number, np.tile(table, max(1, _CHUNK // spec.tile))) for number, table in tables]
+            for number, values in named:
+                rows.append((kind, domain, *keys, number, position, position + len(values), mass, bound))
+                payload.append(values)
+                position += len(values)
+        if len(rows) == before:  # nothing to add up; there is always a unit
+            rows.append((NORMAL, 0, 0, 0, 0, position, position, _ZERO, _ZERO))
+        ends.append(len(rows))
+    scales = np.array([scale for _, scale in steps], dtype=np.float32)
+    return Prepared(np.array(rows, dtype=_UNIT), np.concatenate(payload), np.array(ends), scales)
 
 
 def combine(prepared: Prepared, start: int, stop: int) -> Floats:
     """The sum of all parts over elements start..stop, added up term by term in their order."""
-    out = np.empty(stop - start, dtype=np.float32)
-    if len(out) <= _RUN:  # threads would take longer to start
-        _combine_run(out, start, start, stop, prepared.units, prepared.payload)
-    else:
-        _combine(out, start, prepared.units, prepared.payload)
+    out = np.zeros(stop - start, dtype=np.float32)
+    move(out, out, "float32", prepared, 1.0, start)
     return out
 
 
-def _step(prepared: Prepared, scale: float) -> tuple[NDArray[Any], Floats, np.float32]:
-    """What the loops that move weights take: units, payload, scale."""
-    return prepared.units, prepared.payload, _F(scale)
+def _move_in_runs(runs: Any, out: Stored, dtype: str, prepared: Prepared, scale: float) -> None:
+    """Moves all runs, by threads if there is much to do: they take longer to start otherwise."""
+    runs = np.array(runs).reshape(-1, 4)
+    act = _move_runs if runs[:, 3].sum() <= _RUN else _move_runs_together
+    act(runs, bits(out, dtype), tuple(prepared), _F(scale))
 
 
 def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
     """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
-    step, out, source = _step(prepared, scale), bits(out, dtype), bits(source, dtype)
-    if len(out) <= _RUN:  # threads would take longer to start
-        _move_run(out, 0, source, 0, start, len(out), step)
-    else:
-        _move(out, source, start, step)
+    if len(out) <= _RUN:
+        _move_run(bits(out, dtype), bits(source, dtype), start, tuple(prepared), _F(scale))
+        return
+    to, from_, size, stop = out.ctypes.data, source.ctypes.data, out.itemsize, start + len(out)
+    cuts = pairwise([start, *range((start // _RUN + 1) * _RUN, stop, _RUN), stop])
+    runs = [(to + size * (a - start), from_ + size * (a - start), a, b - a) for a, b in cuts]
+    _move_in_runs(runs, out, dtype, prepared, scale)
 
 
-def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
-    """out = round(source + scale * sums), where the sums over directions are there already."""
-    same = out.ctypes.data == source.ctypes.data
-    act = add_sums_run if len(out) <= _RUN else _add_sums  # threads would take longer to start
-    act(bits(out, dtype), bits(source, dtype), sums, _F(scale), same)
-
-
-def move_many(moves: Sequence[tuple[Stored, Stored, int]], dtype: str, prepared: Prepared, scale: float) -> None:
-    """`move` for each (out, source, start), without threads: calls take longer than what they do for a small run."""
-    runs = [(out.ctypes.data, source.ctypes.data, start, len(out)) for out, source, start in moves]
-    if runs:
-        _move_many(np.array(runs), bits(moves[0][0], dtype), _step(prepared, scale))
-
-
-class PreparedSteps(NamedTuple):
-    """Several sums, one after the other: step s has the units up to ends[s]."""
-
-    units: NDArray[Any]
-    payload: Floats
-    ends: NDArray[np.int64]
-    scales: Floats
-
-
-def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> PreparedSteps:
-    """Prepares (parts, scale) of each step in a block of `length` elements, for `move_steps`."""
-    units, payload, ends = [], [], []
-    position = 0
-    for parts, _ in steps:
-        prepared = prepare(parts, length)
-        prepared.units["begin"] += position
-        prepared.units["end"] += position
-        position += len(prepared.payload)
-        units.append(prepared.units)
-        payload.append(prepared.payload)
-        ends.append(len(prepared.units))
-    scales = np.array([scale for _, scale in steps], dtype=np.float32)
-    return PreparedSteps(np.concatenate(units), np.concatenate(payload), np.cumsum(ends), scales)
-
-
-def move_steps(out: Stored, dtype: str, prepared: PreparedSteps, start: int) -> None:
+def move_steps(out: Stored, dtype: str, prepared: Prepared, start: int) -> None:
     """`move` in place for one step after the other, each rounded, in one pass over the weights."""
-    if len(out) <= _CHUNK:
-        _steps_run(bits(out, dtype), start, start, start + len(out), tuple(prepared))
-    else:
-        _steps(bits(out, dtype), start, tuple(prepared))
+    move(out, out, dtype, prepared, 1.0, start)
 
 
 def move_rows(
     out: Stored, source: Stored, rows: NDArray[np.int64], dtype: str, prepared: Prepared, scale: float, start: int
 ) -> None:
     """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
-    to, from_, width = bits(out.reshape(-1), dtype), bits(source.reshape(-1), dtype), source.shape[1]
-    if out.size <= _RUN:
-        _move_some_rows(to, from_, rows, 0, len(rows), width, start, _step(prepared, scale))
-    else:
-        _move_rows(to, from_, rows, width, start, _step(prepared, scale))
+    width, to, from_ = source.shape[1], out.ctypes.data, source.ctypes.data
+    firsts = rows * width
+    offsets = np.arange(len(rows)) * width * out.itemsize
+    runs = np.stack([to + offsets, from_ + firsts * out.itemsize, start + firsts, np.full_like(firsts, width)], axis=1)
+    _move_in_runs(runs, out, dtype, prepared, scale)
+
+
+def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
+    """out = round(source + scale * sums), where the sums over directions are there already."""
+    act = add_sums_run if len(out) <= _RUN else _add_sums  # threads would take longer to start
+    act(bits(out, dtype), bits(source, dtype), sums, _F(scale))
 
 
 def _multiply(
-    out: Floats,
-    x: Floats,
-    source: Floats,
-    bias: Floats | None,
-    prepared: Prepared,
-    scale: float,
-    start: int,
-    room: Callable[[int], Floats],
-) -> None:
+    x: Floats, source: Floats, bias: Floats | None, prepared: Prepared, scale: float, start: int, room: Room
+) -> Floats:
     """`product` of the reference, and never more of the matrix that it multiplies by than a slab for each thread.
 
     The sums are taken column after column with fused multiply-adds, whatever the number of threads. A tile is _ROWS
-    rows of the matrix by up to _PANEL inputs, which are packed first, so that it reads them in order; while a slab is
-    multiplied, the weights of the next one are fetched.
+    rows of the matrix by up to _PANEL inputs.
     """
-    count, columns = x.shape
-    threads, rows = get_num_threads(), _ROWS * min(_MOST, max(_LEAST, _SLAB // columns // _ROWS))
-    rows = min(rows, -(-out.shape[1] // (threads * _ROWS)) * _ROWS)  # some for each of many threads
-    biases = np.zeros(-(-out.shape[1] // _ROWS) * _ROWS, np.float32)
+    (count, columns), total, threads = x.shape, len(source), get_num_threads()
+    rows = _ROWS * min(_MOST, max(_LEAST, _SLAB // columns // _ROWS))
+    rows = min(rows, -(-total // (threads * _ROWS)) * _ROWS)  # some for each of many threads
+    x = np.pad(x, ((0, -count % _REGISTER), (0, 0))) if count % _REGISTER else x
+    biases = np.zeros(total + -total % _ROWS, np.float32)
     if bias is not None:
-        biases[: len(bias)] = bias
-    copies = threads if threads <= _FEW else 1
-    first = copies * -(-count // _REGISTER) * _REGISTER * columns
-    second = first + threads * rows * columns
-    memory = room(second + threads * rows * _PANEL)
-    packed, slabs, sums = memory[:first], memory[first:second], memory[second : second + threads * rows * _PANEL]
-    slabs, sums = slabs.reshape(threads, rows, columns), sums.reshape(threads, rows, _PANEL)
-    kept = packed.reshape(copies, -1), slabs, sums, np.zeros(1, np.int64)
-    _product(out, x, source.reshape(-1), biases, start, _step(prepared, scale), kept)
+        biases[:total] = bias
+    out = np.empty((len(x), biases.size), np.float32)
+    shapes = (1, columns, len(x)), (threads, rows, columns), (threads, rows, len(x))
+    ends = [0, *accumulate(prod(shape) for shape in shapes)]
+    memory = room(ends[-1])
+    turned, slabs, sums = (memory[a:b].reshape(shape) for (a, b), shape in zip(pairwise(ends), shapes, strict=True))
+    kept = turned[0], slabs, sums, np.zeros(1, np.int64)
+    _product(out, x, source.reshape(-1), biases, start, tuple(prepared), _F(scale), kept)
+    return out[:count, :total]
 
 
 product = _multiply if _REGISTER else None
@@ -1198,15 +961,18 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
     units = np.array([(kind, domain, *keys, first, 0, 0, mass, bound)], dtype=_UNIT)
     x = np.ascontiguousarray(x, dtype=np.float32)
     spans = -(-(start + x.size) // _SPAN) - start // _SPAN if x.size else 0
-    if kind != TABLE:
-        sums = np.zeros((spans, count))
-        tasks = spans * -(-count // _GROUP)
-        if x.size * count <= _RUN:
-            _project_some(sums, 0, tasks, units, x, start)
+    few = x.size * (1 if kind == TABLE else count) <= _RUN  # threads would take longer to start
+
+    def summed(sums: NDArray[Any], tasks: int, from_span: int) -> NDArray[Any]:
+        if few:
+            _project_some(sums, 0, tasks, units, x, start, from_span)
         else:
-            _project(sums, tasks, units, x, start)
+            _project(sums, tasks, units, x, start, from_span)
+        return sums
+
+    if kind != TABLE:
         result = np.zeros(count)
-        _add_rows(result, sums)
+        _add_rows(result, summed(np.zeros((spans, count)), spans * -(-count // _GROUP), start // _SPAN))
         return result
     width = max(spec.tile, _CHUNK)
     columns = []
@@ -1215,11 +981,7 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
         wave = max(1, (1 << 22) // width)  # spans at a time: bounds the memory for their sums by 16 MiB
         for from_span in range(0, spans, wave):
             sums = np.zeros((min(wave, spans - from_span), width), dtype=np.float32)
-            if len(sums) == 1:
-                _fold_span(sums, 0, units, x, start, start // _SPAN + from_span)
-            else:
-                _fold(sums, units, x, start, start // _SPAN + from_span)
-            _add_rows(folded, sums)
+            _add_rows(folded, summed(sums, len(sums), start // _SPAN + from_span))
         column = np.zeros(spec.tile)
         _add_rows(column, folded.reshape(-1, spec.tile))
         columns.append(column)

@@ -22,6 +22,7 @@ TENSORS = False  # arrays in, arrays out
 draw = None  # fedseed.weights.rounding says what it is
 
 Floats = NDArray[np.float32]
+Room = Callable[[int], Floats]
 Stored = NDArray[Any]  # float32, or the bits of a 16-bit dtype as uint16
 
 
@@ -223,21 +224,13 @@ def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float
 
 
 def product(
-    out: Floats,
-    x: Floats,
-    source: Floats,
-    bias: Floats | None,
-    prepared: Prepared,
-    scale: float,
-    start: int,
-    room: Callable[[int], Floats],
-) -> None:
-    """Sets out = x times the transpose of what `move` makes of `source`, plus bias.
+    x: Floats, source: Floats, bias: Floats | None, prepared: Prepared, scale: float, start: int, room: Room
+) -> Floats:
+    """Returns x times the transpose of what `move` makes of `source`, plus bias: shape (n, rows).
 
     Sums are taken in single precision, in an order that differs between implementations.
 
     Args:
-        out: shape (n, rows), C order.
         x: inputs, shape (n, columns), C order.
         source: float32 weights, shape (rows, columns), C order; columns are a multiple of 16.
         bias: shape (rows,), added as it is, or None.
@@ -248,9 +241,8 @@ def product(
     """
     moved = np.empty_like(source)
     move(moved.reshape(-1), source.reshape(-1), "float32", prepared, scale, start)
-    np.matmul(x, moved.T, out=out)
-    if bias is not None:
-        out += bias
+    out: Floats = x @ moved.T
+    return out if bias is None else out + bias
 
 
 def to_float(values: Stored, dtype: str) -> Floats:

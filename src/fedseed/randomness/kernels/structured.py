@@ -4,8 +4,8 @@ A run of elements is cut at the tensors' ends. On tensors of one dimension a low
 on a matrix its rows are summed a few at a time and added to the weights, so that the sums stay in the cache.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Sequence
+from itertools import groupby
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -51,7 +51,6 @@ class Kernels:
     def __init__(self, flat: Any, low: Any) -> None:
         self._flat = flat
         self._low = low
-        self._move_whole = getattr(low, "move", None)  # on whole rows at once, where an implementation has it
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._flat, name)
@@ -138,45 +137,8 @@ class Kernels:
                 to, own = out[run.lo : run.hi], source[run.lo : run.hi]
                 self._flat.move(to, own, dtype, prepared.vectors, scale, start + run.lo)
                 continue
-            for part in self._parts(run, start):
-                to, own, row = out[part.lo : part.hi], source[part.lo : part.hi], part.rows(start)[0]
-                if len(to) % run.matrix.columns == 0 and self._move_whole is not None:
-                    self._move_whole(to, own, dtype, prepared.records, run.matrix, row, scale)
-                    continue
-                for lo, hi, sums in self._sums(prepared, part, start, *device):
-                    self._flat.add_sums(out[lo:hi], source[lo:hi], dtype, sums, scale)
-
-    def _parts(self, run: Run, start: int) -> Iterator[Run]:
-        """A run on a matrix, cut so that whole rows are apart from parts of rows."""
-        if self._move_whole is None:
-            yield run
-            return
-        columns, place = run.matrix.columns, start - run.matrix.start
-        first = -(-(place + run.lo) // columns) * columns - place  # where the first whole row begins
-        last = (place + run.hi) // columns * columns - place
-        ends = [run.lo, first, last, run.hi] if first <= last else [run.lo, run.hi]
-        for lo, hi in pairwise(ends):
-            if lo < hi:
-                yield Run(lo, hi, run.matrix)
-
-    def move_many(self, moves: Sequence[tuple[Any, Any, int]], dtype: str, prepared: Any, scale: float) -> None:
-        """`move` for each (out, source, start): for many small runs."""
-        at_once = getattr(self._flat, "move_many", None)
-        if at_once is None or isinstance(prepared, Mixed):
-            for out, source, start in moves:
-                self.move(out, source, dtype, prepared, scale, start)
-            return
-        if not isinstance(prepared, Sum):
-            at_once(moves, dtype, prepared, scale)
-            return
-        on_vectors = []
-        for out, source, start in moves:
-            runs = list(prepared.matrices.cut(start, start + len(source)))
-            if len(runs) == 1 and not runs[0].matrix.columns:
-                on_vectors.append((out, source, start))
-            else:
-                self.move(out, source, dtype, prepared, scale, start)
-        at_once(on_vectors, dtype, prepared.vectors, scale)
+            for lo, hi, sums in self._sums(prepared, run, start, *device):
+                self._flat.add_sums(out[lo:hi], source[lo:hi], dtype, sums, scale)
 
     def prepare_steps(self, steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Any:
         """Prepares (parts, scale) of each step in a block of `length` elements, for `move_steps`."""
