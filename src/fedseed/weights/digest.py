@@ -92,28 +92,17 @@ def _on_host(piece: torch.Tensor) -> memoryview:
 
 def _hash_leaves(tensors: Sequence[torch.Tensor], threads: int) -> Iterator[list[bytes]]:
     """For each tensor the hashes of its leaves."""
-    # a task for a thread is some pieces of neighbouring tensors: most models have hundreds of tiny ones
-    tasks: list[list[torch.Tensor]] = []
-    counts = []  # of each tensor's leaves
-    room = 0
-    for tensor in tensors:
-        counts.append(-(-tensor.numel() * tensor.element_size() // LEAF_BYTES))
-        for piece in _pieces(tensor):
-            if len(piece) > room:
-                tasks.append([])
-                room = PIECE_BYTES
-            tasks[-1].append(piece)
-            room -= len(piece)
-    threads = min(threads, len(tasks))
-    if threads <= 1:
-        hashes = chain.from_iterable(map(_hash_task, tasks))
+    pieces = [list(_pieces(tensor)) for tensor in tensors]
+    tasks = list(chain.from_iterable(pieces))
+    if threads <= 1 or len(tasks) <= 1:
+        hashes = map(_hash_piece, tasks)
     else:
         with ThreadPoolExecutor(threads, "digest") as pool:  # hashing releases the interpreter's lock
-            hashes = chain.from_iterable(list(pool.map(_hash_task, tasks)))
-    for count in counts:
-        yield list(islice(hashes, count))
+            hashes = iter(list(pool.map(_hash_piece, tasks)))
+    for own in pieces:
+        yield list(chain.from_iterable(islice(hashes, len(own))))
 
 
-def _hash_task(pieces: Sequence[torch.Tensor]) -> list[bytes]:
-    whole = map(_on_host, pieces)
-    return [leaf_hash(data[at : at + LEAF_BYTES]) for data in whole for at in range(0, len(data), LEAF_BYTES)]
+def _hash_piece(piece: torch.Tensor) -> list[bytes]:
+    data = _on_host(piece)
+    return [leaf_hash(data[at : at + LEAF_BYTES]) for at in range(0, len(data), LEAF_BYTES)]

@@ -49,7 +49,7 @@ class Layout:
         """d, the number of trainable parameters."""
         return sum(t.size for t in self.tensors)
 
-    @property
+    @cached_property
     def block_sizes(self) -> tuple[int, ...]:
         """d_l for each block."""
         return tuple(b - a for a, b in pairwise(self.boundaries))

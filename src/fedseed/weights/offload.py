@@ -1,15 +1,15 @@
-"""Keeps copies of tensors out of the way: of weights on a CPU in a mapped temporary file, of a GPU's in its host.
+"""Keeps copies of tensors out of the way: of weights on a CPU in a temporary file, of a GPU's in its host.
 
-A mapped file costs no memory of its own: its pages are read where they lie in the system's cache, piece by piece, and
-given back right after. A GPU's host keeps pinned memory, from which pieces are copied without waiting.
+A file costs no memory of its own: the system's cache has it, and pieces of it are read as they are needed. A GPU's host
+keeps pinned memory, from which pieces are copied without waiting.
 """
 
-import mmap
 import subprocess
 import tempfile
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from shutil import disk_usage
 from typing import Literal
 
@@ -17,9 +17,8 @@ import torch
 
 from fedseed.weights.digest import tensor_bytes
 
-PIECE = 1 << 22  # elements that are read at a time; this bounds what is mapped, or copied to a GPU, by 16 MiB
+PIECE = 1 << 20  # elements that are read at a time, 4 MiB: they are in a cache when they are used
 WORTH = 1 << 26  # bytes of a copy from which on "auto" keeps it out of the way
-ALIGNED = 64  # a tensor's bytes begin at a multiple of this
 Offload = bool | Literal["auto"]
 
 
@@ -27,11 +26,11 @@ class Offloaded(Sequence[torch.Tensor]):
     """Holds copies of tensors that lie elsewhere; hands them out as tensors of a CPU, which nobody may write to."""
 
     @abstractmethod
-    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]  # no slices
-        """Returns one of the tensors."""
+    def part(self, index: int, lo: int, hi: int) -> torch.Tensor:
+        """Returns elements lo..hi of a tensor, flat."""
 
     def pieces(self, index: int, first: int, last: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """Yields (lo, hi, elements) for pieces of elements first..last of a tensor, flat; each is valid until the next.
+        """Yields (lo, hi, elements) for pieces of elements first..last of a tensor, flat.
 
         Args:
             index: which tensor.
@@ -39,28 +38,21 @@ class Offloaded(Sequence[torch.Tensor]):
             last: where to end.
         """
         for lo in range(first, last, PIECE):
-            hi = min(lo + PIECE, last)
-            yield lo, hi, self[index].reshape(-1)[lo:hi]
-            self.release(index, lo, hi)
-
-    def release(self, index: int, lo: int, hi: int) -> None:
-        """Tells that some elements of a tensor are not needed for now."""
+            yield lo, min(lo + PIECE, last), self.part(index, lo, min(lo + PIECE, last))
 
     def restore(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copies all into tensors of the same shapes and dtypes."""
         with torch.no_grad():
             for index, tensor in enumerate(tensors):
-                out = tensor.detach()
-                if not out.is_contiguous():
-                    out.copy_(self[index])
-                    self.release(index, 0, out.numel())
+                if not tensor.is_contiguous():
+                    tensor.copy_(self[index])
                     continue
-                for lo, hi, part in self.pieces(index, 0, out.numel()):
-                    out.view(-1)[lo:hi].copy_(part, non_blocking=True)
+                for lo, hi, part in self.pieces(index, 0, tensor.numel()):
+                    tensor.detach().view(-1)[lo:hi].copy_(part, non_blocking=True)
 
 
 class InFile(Offloaded):
-    """Keeps copies in a temporary file (where `TMPDIR` says) that is mapped.
+    """Keeps copies in a temporary file (where `TMPDIR` says).
 
     Args:
         tensors: what to keep.
@@ -71,43 +63,27 @@ class InFile(Offloaded):
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._like = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors]
-        self._at: list[int] = []
-        self._map: mmap.mmap | None = None
-        with tempfile.TemporaryFile() as file:
-            end = 0
-            for t in tensors:
-                file.write(bytes(-end % ALIGNED))
-                self._at.append(end + -end % ALIGNED)
-                data = tensor_bytes(t)
-                file.write(data)
-                end = self._at[-1] + data.nbytes
-            file.flush()
-            if end:  # a private mapping may be written to as far as torch knows; the file stays as it is
-                self._map = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_COPY)
+        self._at = list(accumulate((t.numel() * t.element_size() for t in tensors), initial=0))
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (it is there as long as this is)
+        for t in tensors:
+            self._file.write(tensor_bytes(t))
+        self._file.flush()
 
     def __len__(self) -> int:
         return len(self._like)
 
-    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
-        """Returns a tensor on the file's pages."""
+    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]  # no slices
+        """Returns a tensor, read as a whole."""
+        return self.part(index, 0, self._like[index].numel()).view(self._like[index].shape)
+
+    def part(self, index: int, lo: int, hi: int) -> torch.Tensor:
+        """Reads some elements."""
         like = self._like[index]
-        if self._map is None or not like.numel():
-            return torch.empty_like(like, device="cpu")
-        whole = torch.frombuffer(self._map, dtype=like.dtype, count=like.numel(), offset=self._at[index])
-        return whole.view(like.shape)
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for index, like in enumerate(self._like):
-            yield self[index]
-            self.release(index, 0, like.numel())
-
-    def release(self, index: int, lo: int, hi: int) -> None:
-        """Takes the pages out of this process; the system's cache, or the file, still has them."""
-        item = self._like[index].element_size()
-        begin = (self._at[index] + lo * item) // mmap.PAGESIZE * mmap.PAGESIZE
-        length = self._at[index] + hi * item - begin
-        if self._map is not None and length > 0 and hasattr(self._map, "madvise"):
-            self._map.madvise(mmap.MADV_DONTNEED, begin, length)
+        out = torch.empty(hi - lo, dtype=like.dtype, device="cpu")
+        if hi > lo:
+            self._file.seek(self._at[index] + lo * like.element_size())
+            self._file.readinto(out.view(torch.uint8).numpy())
+        return out
 
 
 class InHostMemory(Offloaded):
@@ -129,9 +105,13 @@ class InHostMemory(Offloaded):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
+    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]  # no slices
         """Returns a tensor of the host."""
         return self._kept[index]
+
+    def part(self, index: int, lo: int, hi: int) -> torch.Tensor:
+        """Returns a view."""
+        return self._kept[index].view(-1)[lo:hi]
 
 
 def offloaded(tensors: Sequence[torch.Tensor]) -> Offloaded:

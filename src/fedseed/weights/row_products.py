@@ -135,20 +135,6 @@ def _sum(terms: torch.Tensor, signs: torch.Tensor, bias: torch.Tensor | None) ->
     return torch.bmm(terms, signs) if bias is None else torch.baddbmm(bias, terms, signs)
 
 
-class LayerNorm(_OfRows):
-    """`layer_norm` with a weight and a bias (or neither) for each row, of shape (directions, ...)."""
-
-    @staticmethod
-    def vmap(
-        info: Any, dims: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float, row: Row
-    ) -> tuple[torch.Tensor, int]:
-        """For all rows: normalised as one batch, then both in one pass."""
-        y = functional.layer_norm(_each(x, dims[0], info.batch_size), shape, eps=eps)
-        wide = (-1, *[1] * (y.dim() - 1 - len(shape)), *shape)
-        weight, bias = (row.pick(v).to(y.dtype).view(wide) for v in (weight, bias))
-        return torch.addcmul(bias, y, weight, out=y), 0
-
-
 class Pick(_OfRows):
     """A row's entry of a table."""
 

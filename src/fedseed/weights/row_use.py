@@ -206,17 +206,12 @@ class RowUse(TorchFunctionMode):
             return self._linear(*args, **kwargs)
         if func is functional.embedding:
             return self._embedding(*args, **kwargs)
-        if func is functional.layer_norm:
-            return self._layer_norm(*args, **kwargs)
         if func in _CONVOLUTIONS:
             return self._convolution(func, *args, **kwargs)
-        if func is torch.addmm and not kwargs:
+        if func is torch.addmm and not kwargs and args[0].dim() < 2:
             bias, x, matrix = args
-            return self._product(x, matrix, bias) if bias.dim() < 2 else None
-        if func in _PRODUCTS and not kwargs:
-            x, matrix = args
-            return self._product(x, matrix, None)
-        return None
+            return self._product(x, matrix, bias)
+        return self._product(*args, None) if func in _PRODUCTS and not kwargs else None
 
     def _linear(self, input: Any, weight: Any, bias: Any = None) -> torch.Tensor | None:
         if not self._ours(weight) or weight.dim() != 2 or self._ours(input):
@@ -238,14 +233,6 @@ class RowUse(TorchFunctionMode):
         if not self._ours(weight) or max_norm is not None:
             return None
         return row_products.Embedding.of(input, weight.detach(), self._tables.factors(weight), self._row)
-
-    def _layer_norm(
-        self, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
-    ) -> torch.Tensor | None:
-        if not (self._ours(weight) and self._ours(bias)) or weight.dim() > 1 or self._ours(input):
-            return None
-        tables = self._tables.vectors(weight), self._tables.vectors(bias)
-        return row_products.LayerNorm.of(input, list(normalized_shape), *tables, eps, self._row)
 
     def _convolution(
         self, func: Any, input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,

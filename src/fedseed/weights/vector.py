@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -65,24 +65,14 @@ class Vector:
 
     def pieces(self, prepare: Prepare) -> Iterator[tuple[int, int, int, int, kernels.Kernels, Any]]:
         """(tensor, its elements lo, hi, index of the first in the vector, kernels, prepared), by tensor and block."""
-        known: dict[str, kernels.Kernels] = {}
-        tensor = position = 0  # the tensor that the block reaches into, and where it begins
-        for block, (begin, end) in enumerate(pairwise(self.layout.boundaries)):
-            length, made = end - begin, dict[str, Any]()
-            while begin < end:
-                size = self.layout.tensors[tensor].size
-                stop = min(end, position + size)
-                if begin < stop:
-                    kind = self.parameters[tensor].device.type
-                    if kind not in known:
-                        known[kind] = kernels.current(kind)
-                    if kind not in made:
-                        made[kind] = prepare(known[kind], block, length)
-                    yield tensor, begin - position, stop - position, begin, known[kind], made[kind]
-                begin = stop
-                if stop == position + size:
-                    position += size
-                    tensor += 1
+        made: dict[str, tuple[int, kernels.Kernels, Any]] = {}  # by kind of device: the last block's
+        for index, p in enumerate(self.parameters):
+            start, kind = self.start_of(p), p.device.type
+            for block, lo, hi in self.overlaps(start, p.numel()):
+                if kind not in made or made[kind][0] != block:
+                    kernel = made[kind][1] if kind in made else kernels.current(kind)
+                    made[kind] = block, kernel, prepare(kernel, block, self.layout.block_sizes[block])
+                yield index, lo, hi, start + lo, *made[kind][1:]
 
     def preparing(self, terms: Sequence[Term], scale: float) -> Prepare:
         """Returns a function that prepares a sum of terms, for `pieces`.

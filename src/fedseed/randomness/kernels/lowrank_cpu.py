@@ -70,30 +70,15 @@ def _fill_stream(out, pair, domain, start):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _transpose(bits):  # type: ignore[no-untyped-def]
-    """Bit p of bits[e, i] becomes bit e of bits[p, i]."""
-    j, mask = 16, _U(0xFFFF)
-    while j:
-        for k in range(_WORD):
-            if not k & j:
-                one, two = bits[k], bits[k + j]
-                for i in range(bits.shape[1]):
-                    change = _U(_U(one[i] >> _U(j)) ^ two[i]) & mask
-                    two[i] ^= change
-                    one[i] ^= _U(change << _U(j))
-        j >>= 1
-        mask = _U(mask ^ _U(mask << _U(j)))
-
-
-@njit(cache=True)
 def _sign_some(words, first, last, pairs, domain, start):  # type: ignore[no-untyped-def]
+    count = words.shape[1]
+    stream = np.empty((count + _WORD - 1) // _WORD, np.uint32)
     for q in range(first, last):
-        bits = np.zeros((_WORD, (words.shape[1] + _WORD - 1) // _WORD), np.uint32)
+        words[q] = _U(0)
         for t in range(min(_WORD, len(pairs) - _WORD * q)):
-            _fill_stream(bits[t], pairs[_WORD * q + t], domain, start)
-        _transpose(bits)
-        for i in range(words.shape[1]):
-            words[q, i] = bits[i & 31, i >> 5]
+            _fill_stream(stream, pairs[_WORD * q + t], domain, start)
+            for i in range(count):
+                words[q, i] |= _U(_U(_U(stream[i >> 5] >> _U(i & 31)) & _U(1)) << _U(t))
 
 
 @njit(cache=True, parallel=True)
@@ -130,7 +115,7 @@ def _along(records: NDArray[Any], domain: Domain, start: int, count: int) -> NDA
 
 @njit(cache=True)
 def _codes(words):  # type: ignore[no-untyped-def]
-    """What the signs of groups (a word's bytes) say to `_add_four`: the sign of the first; the others', times that."""
+    """What the signs of groups (a word's bytes) say to `_add_entries`: the sign of the first; the others', times that."""
     codes = np.empty_like(words)
     for q in range(len(words)):
         for i in range(words.shape[1]):
@@ -223,18 +208,16 @@ def _fill_by_table(out, codes, rights, coefficients):  # type: ignore[no-untyped
 def _fill_row(out, group, a, lefts, rights):  # type: ignore[no-untyped-def]
     """out[b] = the sum on one row: rights[f] = coefficient * w_j, lefts[:, a] = the sign bits of u_j."""
     for first in range(0, len(rights), GROUP):
+        to = group if first else out
         for f in range(first, min(first + GROUP, len(rights))):
             right, sign = rights[f], np.float32(1 - 2 * ((lefts[f >> 5, a] >> _U(f & 31)) & 1))
             if f == first:
                 for b in range(out.size):
-                    group[b] = sign * right[b]
+                    to[b] = sign * right[b]
             else:
                 for b in range(out.size):
-                    group[b] += sign * right[b]
-        if first == 0:
-            for b in range(out.size):
-                out[b] = group[b]
-        else:
+                    to[b] += sign * right[b]
+        if first:
             for b in range(out.size):
                 out[b] += group[b]
 
@@ -272,7 +255,7 @@ def total_of_rows(records: NDArray[Any], matrix: Matrix, rows: NDArray[np.int64]
 
 
 def _by_rows(records: NDArray[Any], matrix: Matrix, lefts: NDArray[np.uint32], rows: NDArray[np.int64]) -> Floats:
-    out = np.zeros((len(rows), matrix.columns), dtype=np.float32)
+    out = (np.empty if len(records) else np.zeros)((len(rows), matrix.columns), dtype=np.float32)
     rights = _signed(_across(records, Domain.RIGHT, matrix.start, matrix.columns), records["coefficient"].copy())
     if out.size <= _FEW:
         _fill_some(out, 0, len(rows), rows, lefts, rights)
