@@ -115,7 +115,7 @@ def _along(records: NDArray[Any], domain: Domain, start: int, count: int) -> NDA
 
 @njit(cache=True)
 def _codes(words):  # type: ignore[no-untyped-def]
-    """What the signs of groups (a word's bytes) say to `_add_entries`: the sign of the first; the others', times that."""
+    """What the signs of groups (a word's bytes) say to `_add_entries`: the first's sign, and the others' times that."""
     codes = np.empty_like(words)
     for q in range(len(words)):
         for i in range(words.shape[1]):
