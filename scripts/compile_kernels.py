@@ -31,8 +31,6 @@ def moves(dtype: str, stored: str) -> None:
         prepared, weights = CPU.prepare(parts(), count), np.zeros(count, stored)
         CPU.move(weights, weights, dtype, prepared, 0.5, 0)
         CPU.move_steps(weights, dtype, CPU.prepare_steps([(parts(), 0.5)], count), 0)
-        rows = np.arange(count // 8)
-        CPU.move_rows(weights.reshape(-1, 8), weights.reshape(-1, 8), rows, dtype, prepared, 0.5, 0)
         matrices = Matrices([(count // 8, 8)])
         for many in (2, 64):
             outer = [Part(Basis("lowrank", 1).spec_on(matrices), 0, np.ones(many, np.float32))]

@@ -94,6 +94,7 @@ def _hash_leaves(tensors: Sequence[torch.Tensor], threads: int) -> Iterator[list
     """For each tensor the hashes of its leaves."""
     pieces = [list(_pieces(tensor)) for tensor in tensors]
     tasks = list(chain.from_iterable(pieces))
+    hashes: Iterator[list[bytes]]
     if threads <= 1 or len(tasks) <= 1:
         hashes = map(_hash_piece, tasks)
     else:

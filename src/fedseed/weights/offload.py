@@ -82,7 +82,7 @@ class InFile(Offloaded):
         out = torch.empty(hi - lo, dtype=like.dtype, device="cpu")
         if hi > lo:
             self._file.seek(self._at[index] + lo * like.element_size())
-            self._file.readinto(out.view(torch.uint8).numpy())
+            self._file.readinto(out.view(torch.uint8).numpy().data)
         return out
 
 

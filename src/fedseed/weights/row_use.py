@@ -211,7 +211,10 @@ class RowUse(TorchFunctionMode):
         if func is torch.addmm and not kwargs and args[0].dim() < 2:
             bias, x, matrix = args
             return self._product(x, matrix, bias)
-        return self._product(*args, None) if func in _PRODUCTS and not kwargs else None
+        if func in _PRODUCTS and not kwargs:
+            x, matrix = args
+            return self._product(x, matrix, None)
+        return None
 
     def _linear(self, input: Any, weight: Any, bias: Any = None) -> torch.Tensor | None:
         if not self._ours(weight) or weight.dim() != 2 or self._ours(input):

@@ -8,15 +8,14 @@ multiplication and an addition unless asked to, so each one rounds. All in one f
 change in a compiled function of another file.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, get_num_threads, njit, prange, types
+from numba import get_num_threads, njit, prange, types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
@@ -24,10 +23,11 @@ from numpy.typing import NDArray
 
 from fedseed.randomness import entries
 from fedseed.randomness.kernels import reference
-from fedseed.randomness.kernels.reference import Floats, Part, Room, Spec, Stored, truncated_normal_constants
+from fedseed.randomness.kernels.reference import Floats, Part, Spec, Stored
 from fedseed.randomness.stream import MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1, Domain, split_seed
 
 TENSORS = False  # arrays in, arrays out
+Room = Callable[[int], Floats]
 
 _U = np.uint32
 _L = np.uint64
@@ -93,31 +93,6 @@ def _as_int(_context: Any, value: Any) -> Any:
 
     return types.int32(value), generate
 
-
-# -- the Walsh-Hadamard transform -------------------------------------------------------------------------------------
-
-
-@njit(cache=True)
-def _butterflies(x):  # type: ignore[no-untyped-def]
-    width = 1
-    while width < x.size:
-        for at in range(0, x.size, 2 * width):
-            left, right = x[at : at + width], x[at + width : at + 2 * width]
-            for i in range(width):
-                a, b = left[i], right[i]
-                left[i], right[i] = a + b, a - b
-        width *= 2
-
-
-def hadamard_transform(values: NDArray[Any]) -> NDArray[np.float64]:
-    """H x: the reference's, without its temporary arrays."""
-    x = np.array(values, dtype=np.float64)
-    _butterflies(x)
-    return x
-
-
-hadamard_tables = partial(reference.hadamard_tables, transform=hadamard_transform)
-project_finish = partial(reference.project_finish, transform=hadamard_transform)
 
 # -- random words, and entries made of them --------------------------------------------------------------------------
 
@@ -420,33 +395,16 @@ def _move_run(out, source, start, step, scale):  # type: ignore[no-untyped-def]
         begin = end
 
 
-@intrinsic
-def _elements(_context, address, like):  # type: ignore[no-untyped-def]
-    """An address as a pointer to elements of the dtype that `like` has."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(like.dtype)(address, like), generate
-
-
-@njit(cache=True)
-def _move_runs(runs, like, step, scale):  # type: ignore[no-untyped-def]
-    """`_move_run` for each run: addresses of `out` and `source`, index of the first element, how many elements."""
-    for i in range(len(runs)):
-        to, from_, start, count = runs[i]
-        out, source = carray(_elements(to, like), (count,)), carray(_elements(from_, like), (count,))
-        _move_run(out, source, start, step, scale)
-
-
 @njit(cache=True, parallel=True)
-def _move_runs_together(runs, like, step, scale):  # type: ignore[no-untyped-def]
-    for i in prange(len(runs)):
-        _move_runs(runs[i : i + 1], like, step, scale)
+def _move(out, source, start, step, scale):  # type: ignore[no-untyped-def]
+    first, stop = start // _RUN, start + out.size
+    for run in prange((stop + _RUN - 1) // _RUN - first):
+        a, b = max(start, (first + run) * _RUN), min(stop, (first + run + 1) * _RUN)
+        _move_run(out[a - start : b - start], source[a - start : b - start], a, step, scale)
 
 
 @njit(cache=True)
-def add_sums_run(out, source, total, scale):  # type: ignore[no-untyped-def]
+def _add_sums_run(out, source, total, scale):  # type: ignore[no-untyped-def]
     """`add_sums` without threads."""
     if out.ctypes.data == source.ctypes.data:
         _store(out, None, total, _ONE, scale)
@@ -458,7 +416,7 @@ def add_sums_run(out, source, total, scale):  # type: ignore[no-untyped-def]
 def _add_sums(out, source, total, scale):  # type: ignore[no-untyped-def]
     for run in prange((out.size + _RUN - 1) // _RUN):
         a, b = run * _RUN, min(out.size, (run + 1) * _RUN)
-        add_sums_run(out[a:b], source[a:b], total[a:b], scale)
+        _add_sums_run(out[a:b], source[a:b], total[a:b], scale)
 
 
 # -- a product with a matrix that is moved in the cache --------------------------------------------------------------
@@ -846,7 +804,7 @@ class Prepared(NamedTuple):
 
 def _constants(spec: Spec, length: int) -> tuple[int, int, tuple[int, int], np.float32, np.float32]:
     kind = _KINDS[spec.name]
-    mass, bound = truncated_normal_constants(length) if kind == TRUNCATED_NORMAL else (_ZERO, _ZERO)
+    mass, bound = reference.truncated_normal_constants(length) if kind == TRUNCATED_NORMAL else (_ZERO, _ZERO)
     domain = Domain.SIGNS if spec.name == "hadamard" else Domain.DIRECTION
     return kind, int(domain), split_seed(spec.seed), mass, bound
 
@@ -867,7 +825,7 @@ def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) ->
             kind, domain, keys, mass, bound = _constants(spec, length)
             named = [(first, np.ascontiguousarray(coefficients, dtype=np.float32))]
             if kind == TABLE:  # small tables side by side, so that a chunk's columns are one run
-                tables = hadamard_tables(spec.tile, first, coefficients)
+                tables = reference.hadamard_tables(spec.tile, first, coefficients)
                 named = [(number, np.tile(table, max(1, _CHUNK // spec.tile))) for number, table in tables]
             for number, values in named:
                 rows.append((kind, domain, *keys, number, position, position + len(values), mass, bound))
@@ -887,22 +845,10 @@ def combine(prepared: Prepared, start: int, stop: int) -> Floats:
     return out
 
 
-def _move_in_runs(runs: Any, out: Stored, dtype: str, prepared: Prepared, scale: float) -> None:
-    """Moves all runs, by threads if there is much to do: they take longer to start otherwise."""
-    runs = np.array(runs).reshape(-1, 4)
-    act = _move_runs if runs[:, 3].sum() <= _RUN else _move_runs_together
-    act(runs, bits(out, dtype), tuple(prepared), _F(scale))
-
-
 def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
     """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
-    if len(out) <= _RUN:
-        _move_run(bits(out, dtype), bits(source, dtype), start, tuple(prepared), _F(scale))
-        return
-    to, from_, size, stop = out.ctypes.data, source.ctypes.data, out.itemsize, start + len(out)
-    cuts = pairwise([start, *range((start // _RUN + 1) * _RUN, stop, _RUN), stop])
-    runs = [(to + size * (a - start), from_ + size * (a - start), a, b - a) for a, b in cuts]
-    _move_in_runs(runs, out, dtype, prepared, scale)
+    act = _move_run if len(out) <= _RUN else _move  # threads would take longer to start
+    act(bits(out, dtype), bits(source, dtype), start, tuple(prepared), _F(scale))
 
 
 def move_steps(out: Stored, dtype: str, prepared: Prepared, start: int) -> None:
@@ -910,30 +856,28 @@ def move_steps(out: Stored, dtype: str, prepared: Prepared, start: int) -> None:
     move(out, out, dtype, prepared, 1.0, start)
 
 
-def move_rows(
-    out: Stored, source: Stored, rows: NDArray[np.int64], dtype: str, prepared: Prepared, scale: float, start: int
-) -> None:
-    """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
-    width, to, from_ = source.shape[1], out.ctypes.data, source.ctypes.data
-    firsts = rows * width
-    offsets = np.arange(len(rows)) * width * out.itemsize
-    runs = np.stack([to + offsets, from_ + firsts * out.itemsize, start + firsts, np.full_like(firsts, width)], axis=1)
-    _move_in_runs(runs, out, dtype, prepared, scale)
-
-
 def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
     """out = round(source + scale * sums), where the sums over directions are there already."""
-    act = add_sums_run if len(out) <= _RUN else _add_sums  # threads would take longer to start
+    act = _add_sums_run if len(out) <= _RUN else _add_sums  # threads would take longer to start
     act(bits(out, dtype), bits(source, dtype), sums, _F(scale))
 
 
 def _multiply(
     x: Floats, source: Floats, bias: Floats | None, prepared: Prepared, scale: float, start: int, room: Room
 ) -> Floats:
-    """`product` of the reference, and never more of the matrix that it multiplies by than a slab for each thread.
+    """Returns x times the transpose of what `move` makes of `source`, plus bias: shape (n, rows).
 
-    The sums are taken column after column with fused multiply-adds, whatever the number of threads. A tile is _ROWS
-    rows of the matrix by up to _PANEL inputs.
+    There is never more of that matrix than a slab for each thread. The sums are taken column after column with fused
+    multiply-adds, whatever the number of threads. A tile is _ROWS rows of the matrix by up to _PANEL inputs.
+
+    Args:
+        x: inputs, shape (n, columns), C order.
+        source: float32 weights, shape (rows, columns), C order; columns are a multiple of 16.
+        bias: shape (rows,), added as it is, or None.
+        prepared: the sum of directions.
+        scale: multiplies it.
+        start: index of the first weight in the parameter vector.
+        room: gives memory for as many numbers as asked for; what it held is lost.
     """
     (count, columns), total, threads = x.shape, len(source), get_num_threads()
     rows = _ROWS * min(_MOST, max(_LEAST, _SLAB // columns // _ROWS))

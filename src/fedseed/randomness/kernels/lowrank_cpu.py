@@ -21,7 +21,7 @@ from fedseed.randomness.kernels.reference import Floats, Spec
 from fedseed.randomness.matrices import Matrix
 from fedseed.randomness.stream import Domain, split_seed
 
-__all__ = ["as_records", "join", "products", "signs", "total", "total_of_rows"]
+__all__ = ["as_records", "join", "products", "signs", "total"]
 
 _WIDTH = 2 * TILE  # numbers of a table's row: columns, or rows of a matrix in a projection
 _SUMS = 1 << (GROUP - 1)  # rows of a table
@@ -223,44 +223,33 @@ def _fill_row(out, group, a, lefts, rights):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _fill_some(out, first, last, rows, lefts, rights):  # type: ignore[no-untyped-def]
+def _fill_some(out, first, last, lefts, rights):  # type: ignore[no-untyped-def]
     group = np.empty(out.shape[1], np.float32)
-    for i in range(first, last):
-        _fill_row(out[i], group, rows[i], lefts, rights)
+    for a in range(first, last):
+        _fill_row(out[a], group, a, lefts, rights)
 
 
 @njit(cache=True, parallel=True)
-def _fill_together(out, share, rows, lefts, rights):  # type: ignore[no-untyped-def]
-    for task in prange((len(rows) + share - 1) // share):
-        _fill_some(out, task * share, min(len(rows), (task + 1) * share), rows, lefts, rights)
+def _fill_together(out, share, lefts, rights):  # type: ignore[no-untyped-def]
+    for task in prange((len(out) + share - 1) // share):
+        _fill_some(out, task * share, min(len(out), (task + 1) * share), lefts, rights)
 
 
 def total(records: NDArray[Any], matrix: Matrix, first: int, last: int) -> Floats:
     """The sum on rows first..last of a matrix, shape (last - first, columns)."""
-    if len(records) < GROUP or last - first < _MANY:
-        lefts = _across(records, Domain.LEFT, matrix.start + first, last - first)
-        return _by_rows(records, matrix, lefts, np.arange(last - first))
-    coefficients = np.zeros(-(-len(records) // _WORD) * _WORD, dtype=np.float32)
+    out = (np.empty if len(records) else np.zeros)((last - first, matrix.columns), dtype=np.float32)
+    lefts = _across(records, Domain.LEFT, matrix.start + first, len(out))
+    rights = _across(records, Domain.RIGHT, matrix.start, matrix.columns + -matrix.columns % _WIDTH)
+    coefficients = np.zeros(len(rights) * _WORD, dtype=np.float32)
     coefficients[: len(records)] = records["coefficient"]
-    rights = _across(records, Domain.RIGHT, matrix.start, -(-matrix.columns // _WIDTH) * _WIDTH)
-    out = np.empty((last - first, matrix.columns), dtype=np.float32)
-    codes = _codes(_across(records, Domain.LEFT, matrix.start + first, last - first))
-    _fill_by_table(out, codes, rights, coefficients)
-    return out
-
-
-def total_of_rows(records: NDArray[Any], matrix: Matrix, rows: NDArray[np.int64]) -> Floats:
-    """The sum on some rows of a matrix, shape (len(rows), columns)."""
-    return _by_rows(records, matrix, _across(records, Domain.LEFT, matrix.start, matrix.rows), rows)
-
-
-def _by_rows(records: NDArray[Any], matrix: Matrix, lefts: NDArray[np.uint32], rows: NDArray[np.int64]) -> Floats:
-    out = (np.empty if len(records) else np.zeros)((len(rows), matrix.columns), dtype=np.float32)
-    rights = _signed(_across(records, Domain.RIGHT, matrix.start, matrix.columns), records["coefficient"].copy())
-    if out.size <= _FEW:
-        _fill_some(out, 0, len(rows), rows, lefts, rights)
+    if len(records) >= GROUP and len(out) >= _MANY:
+        _fill_by_table(out, _codes(lefts), rights, coefficients)
+        return out
+    signed_rights = _signed(rights[:, : matrix.columns], coefficients[: len(records)])
+    if out.size <= _FEW:  # threads would take longer to start
+        _fill_some(out, 0, len(out), lefts, signed_rights)
     else:
-        _fill_together(out, max(1, (1 << 14) // matrix.columns), rows, lefts, rights)
+        _fill_together(out, max(1, (1 << 14) // matrix.columns), lefts, signed_rights)
     return out
 
 

@@ -123,11 +123,6 @@ def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row:
     return sums.reshape(-1)
 
 
-def total_of_rows(records: Sequence[Pair], matrix: Matrix, rows: NDArray[np.int64]) -> Floats:
-    """The sum on some rows of a matrix, shape (len(rows), columns)."""
-    return np.stack([total(records, matrix, int(row), int(row) + 1)[0] for row in rows])
-
-
 def join(parts: Sequence[Floats]) -> Floats:
     """One array of all."""
     return np.concatenate([np.zeros(0, dtype=np.float32), *parts])

@@ -7,7 +7,7 @@ parameter vector, counted from the vector's beginning. `length` is the size of t
 Sums of directions are given as `Part`s and prepared once (`prepare`), then used on any number of runs of a block.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,9 +20,9 @@ from fedseed.randomness.stream import Domain, words
 
 TENSORS = False  # arrays in, arrays out
 draw = None  # fedseed.weights.rounding says what it is
+product = None  # a product is one of a copy
 
 Floats = NDArray[np.float32]
-Room = Callable[[int], Floats]
 Stored = NDArray[Any]  # float32, or the bits of a 16-bit dtype as uint16
 
 
@@ -141,22 +141,16 @@ def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
     x = np.array(values, dtype=np.float64)
     width = 1
     while width < x.size:
-        pairs = x.reshape(-1, 2, width)
-        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
+        left, right = x.reshape(-1, 2, width).transpose(1, 0, 2)
+        left[:], right[:] = left + right, left - right
         width *= 2
     return x
 
 
-Transform = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-
-
-def hadamard_tables(
-    tile: int, first: int, coefficients: Floats, transform: Transform = hadamard_transform
-) -> list[tuple[int, Floats]]:
+def hadamard_tables(tile: int, first: int, coefficients: Floats) -> list[tuple[int, Floats]]:
     """Returns (number, H^T c) for each basis number that the directions first, first + 1, ... touch.
 
-    Direction k is row k mod B of the basis with number k div B (B = `tile`). Other implementations bring their own
-    `transform`.
+    Direction k is row k mod B of the basis with number k div B (B = `tile`).
     """
     stop = first + len(coefficients)
     tables = []
@@ -165,7 +159,7 @@ def hadamard_tables(
         padded = np.zeros(tile)
         padded[lo - number * tile : hi - number * tile] = coefficients[lo - first : hi - first]
         if padded.any():
-            tables.append((number, transform(padded).astype(np.float32)))
+            tables.append((number, hadamard_transform(padded).astype(np.float32)))
     return tables
 
 
@@ -221,28 +215,6 @@ def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float
     """Sets out = round(source + scale * sums), where the sums over directions are computed already."""
     change = sums * entries.F(scale) + entries.F(0)  # no negative zero
     out[:] = from_float(to_float(source, dtype) + change, dtype)
-
-
-def product(
-    x: Floats, source: Floats, bias: Floats | None, prepared: Prepared, scale: float, start: int, room: Room
-) -> Floats:
-    """Returns x times the transpose of what `move` makes of `source`, plus bias: shape (n, rows).
-
-    Sums are taken in single precision, in an order that differs between implementations.
-
-    Args:
-        x: inputs, shape (n, columns), C order.
-        source: float32 weights, shape (rows, columns), C order; columns are a multiple of 16.
-        bias: shape (rows,), added as it is, or None.
-        prepared: the sum of directions.
-        scale: multiplies it.
-        start: index of the first weight in the parameter vector.
-        room: gives memory for as many numbers as asked for; what it held is lost.
-    """
-    moved = np.empty_like(source)
-    move(moved.reshape(-1), source.reshape(-1), "float32", prepared, scale, start)
-    out: Floats = x @ moved.T
-    return out if bias is None else out + bias
 
 
 def to_float(values: Stored, dtype: str) -> Floats:
@@ -316,12 +288,10 @@ def fold_columns(folded: NDArray[np.float64], tile: int) -> NDArray[np.float64]:
     return sum_in_order(folded.reshape(-1, tile), axis=0)
 
 
-def project_finish(
-    spec: Spec, first: int, count: int, sums: NDArray[np.float64], transform: Transform = hadamard_transform
-) -> Floats:
+def project_finish(spec: Spec, first: int, count: int, sums: NDArray[np.float64]) -> Floats:
     """Returns the products, from what `project_sums` returned (or the sum of several such)."""
     if spec.name != "hadamard":
         return sums.astype(np.float32)
-    products = np.concatenate([transform(c) for c in sums.reshape(-1, spec.tile)] or [np.zeros(0)])
+    products = np.concatenate([hadamard_transform(c) for c in sums.reshape(-1, spec.tile)] or [np.zeros(0)])
     at = first % spec.tile
     return products[at : at + count].astype(np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.randomness.kernels import lowrank_reference as plain
-from fedseed.randomness.kernels.reference import Floats, Part, Spec, sum_in_order
+from fedseed.randomness.kernels.reference import Floats, Part, Spec, project_finish, sum_in_order
 from fedseed.randomness.matrices import Matrices, Run
 from fedseed.randomness.stream import Domain
 
@@ -211,5 +211,5 @@ class Kernels:
     def project_finish(self, spec: Spec, first: int, count: int, sums: Any) -> Floats:
         """The products, from what `project_sums` returned (or the sum of several such)."""
         if spec.name != "lowrank":
-            return self._flat.project_finish(spec, first, count, sums)
+            return project_finish(spec, first, count, sums)
         return np.asarray(sums, dtype=np.float64).astype(np.float32)

@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 
 from fedseed.errors import to_install
 from fedseed.randomness import entries
-from fedseed.randomness.kernels.cpu import element_words, hadamard_tables, project_finish  # noqa: F401  (the host's)
-from fedseed.randomness.kernels.reference import Part, Spec, fold_columns, truncated_normal_constants
+from fedseed.randomness.kernels import reference
+from fedseed.randomness.kernels.cpu import element_words  # noqa: F401  (the host's)
+from fedseed.randomness.kernels.reference import Part, Spec
 from fedseed.randomness.stream import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1, split_seed
 
 try:
@@ -449,7 +450,7 @@ class Prepared:
 def _about(spec: Spec, number: int, length: int) -> list[int]:
     """What `_unit` reads: bits of the key's words, a number, and bits of erf(a / sqrt 2) and a."""
     words = (*split_seed(spec.seed), number)
-    limits = truncated_normal_constants(length) if spec.name == "truncated_normal" else (0.0, 0.0)
+    limits = reference.truncated_normal_constants(length) if spec.name == "truncated_normal" else (0.0, 0.0)
     return [*(int_bits(word, np.uint32) for word in words), *map(int_bits, limits)]
 
 
@@ -459,7 +460,7 @@ def prepare(parts: Sequence[Part], length: int) -> Prepared:
     for spec, first, coefficients in parts:
         kind = _KINDS[spec.name]
         if spec.name == "hadamard":
-            for number, table in hadamard_tables(spec.tile, first, coefficients):
+            for number, table in reference.hadamard_tables(spec.tile, first, coefficients):
                 wide = np.tile(table, max(1, _TILE[kind] // spec.tile))  # small tables side by side: see `_add_up`
                 found.append((kind, _about(spec, number, length), wide.view(np.int32)))
         else:
@@ -598,7 +599,7 @@ def _folded(
         sums = torch.empty(spans, width, dtype=torch.float32, device=device)
         launch(_fold, (width // _COLUMNS, spans), sums, piece, unit, at, len(piece), width, COLUMNS=_COLUMNS)
         _add_in_order(result, sums)
-    return fold_columns(result.cpu().numpy(), spec.tile)
+    return reference.fold_columns(result.cpu().numpy(), spec.tile)
 
 
 def _unit_on(device: torch.device, spec: Spec, number: int, length: int) -> torch.Tensor:
