@@ -5,9 +5,8 @@ of it instead, made on the fly. The weights are never written, so they can't dri
 parameter is *used*, tied weights, modules that reach for another module's weight, norm layers and functional code all
 see the perturbed value.
 
-The copies cost little: where a function's result can't alias its weights, they are made in memory that the next call
-uses again; an embedding gets the rows it looks up; a product with a large matrix makes them in the cache, as it goes on
-(float32 on a CPU), or is done a slice of rows at a time.
+The copies cost little: small ones are made once; an embedding gets the rows it looks up; a product with a large matrix
+makes them in the cache, as it goes on (float32 on a CPU), or is done a slice of rows at a time.
 """
 
 import sys
