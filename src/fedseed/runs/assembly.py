@@ -20,7 +20,7 @@ from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Team, Workers
-from fedseed.tasks.data import ClientData, TaskData
+from fedseed.tasks.data import TaskData
 
 logger = logging.getLogger(__name__)
 
@@ -59,21 +59,6 @@ class Federation(Simulation):
         """
         recipe = read_recipe(path, overrides, plugins, trust_plugins)
         return build(recipe, out, shown_by(progress), workers, threads)
-
-
-def attackers_of(recipe: Recipe, clients: int) -> list[int]:
-    """The numbers of a recipe's Byzantine clients. Raises RecipeError if there are too few clients."""
-    if recipe.attack is None:
-        return []
-    if recipe.attack.clients > clients:
-        raise RecipeError(f"attack.clients = {recipe.attack.clients}: there are {clients} clients")
-    return list(range(clients - recipe.attack.clients, clients))
-
-
-def as_attacked(client: ClientData, number: int, recipe: Recipe, attackers: Sequence[int], classes: int) -> ClientData:
-    """A client's data, changed if the client is a Byzantine one whose labels are flipped."""
-    flipped = recipe.attack is not None and recipe.attack.kind == "labels" and number in attackers
-    return flip_labels(client, recipe.seed, number, classes) if flipped else client
 
 
 def build(
@@ -117,58 +102,64 @@ def build(
         if recipe.method.together != "gradients":  # most likely it will have something to do
             team.load()  # while this process does the same
     try:
-        began, attackers = time.perf_counter(), attackers_of(recipe, count)
-        equipment = equip(recipe, data)
-        logger.info("base %s loaded in %.1f s", recipe.model.base, time.perf_counter() - began)
-        evaluate, notes = None, ["a private run: nothing is evaluated (evaluation.disclose is not set)"]
-        if recipe.evaluates:
-            evaluate, notes = evaluation_of(recipe, equipment, data, parts)
-        more: dict[str, Any] = {"per_round": per_round, "attackers": attackers, "threads": threads}
-        more["chat_template"] = data.chat_template
-        base = Path(recipe.model.base).expanduser()
+
+        def evaluate_with(equipment: Equipment) -> tuple[Evaluation, list[str]]:
+            logger.info("base %s loaded in %.1f s", recipe.model.base, time.perf_counter() - began)
+            if recipe.evaluates:
+                return evaluation_of(recipe, equipment, data, parts)
+            return _nothing, ["a private run: nothing is evaluated (evaluation.disclose is not set)"]
+
+        began, base = time.perf_counter(), Path(recipe.model.base).expanduser()
+        more: dict[str, Any] = {"per_round": per_round, "threads": threads, "chat_template": data.chat_template}
         if recipe.model.base not in PACKAGED and not base.is_absolute() and base.is_dir():
             more["base_folder"] = str(base.resolve())  # the path means another place from elsewhere
-        spec = spec_of(recipe, equipment, out, notes=(*data.notes, *notes), **more)
-        known = recipe, attackers, len(data.classes)
-        held = [as_attacked(client, number, *known) for number, client in enumerate(data.clients)]
-        return Federation(equipment.model, held, spec, equipment.objective, 1, evaluate, progress, team)
+        spec, hosted = host(recipe, data, [one.name for one in data.clients], evaluate_with, out, **more)
+        return Federation.of(spec, hosted, progress, team)
     except BaseException:
         if team is not None:
             team.close()
         raise
 
 
-def spec_of(recipe: Recipe, equipment: Equipment, out: Path | str | None = None, **more: Any) -> RunSpec:
-    """A recipe's run with a model that is loaded; `RunSpec.of` has the arguments."""
-    return RunSpec.of(
-        recipe, out, base_digest=equipment.base_digest, trainable=equipment.trainable, classes=equipment.classes,
-        limit=equipment.limit, **more,
-    )  # fmt: skip
-
-
 def host(
-    recipe: Recipe, data: TaskData, names: Sequence[str], evaluate_with: Callable[[Equipment], Evaluation],
-    party: bool = False,
-) -> Hosted:  # fmt: skip
-    """A recipe's model at its base with some clients' examples, for a process that hosts these clients.
+    recipe: Recipe, data: TaskData, names: Sequence[str],
+    evaluate_with: Callable[[Equipment], tuple[Evaluation, list[str]]], out: Path | str | None = None, **more: Any,
+) -> tuple[RunSpec, Hosted]:  # fmt: skip
+    """A recipe's run, and its model at its base with some clients' examples.
 
     Args:
         recipe: the recipe.
         data: the examples of those that are hosted.
         names: all clients of the run, in the order of their numbers, as far as they are known here.
-        evaluate_with: returns what measures the model.
-        party: they have data of their own, and the coordinator alone knows who else takes part.
+        evaluate_with: returns what measures the model, and notes about the evaluation's data.
+        out: folder for the run's files; None: nothing is written.
+        more: what else the run is (`RunSpec`).
 
     Raises:
-        RecipeError: the model can't be had, or does not fit the data or the method.
+        RecipeError: the model can't be had, or does not fit the data or the method; there are too few clients.
     """
+    attack, attackers = recipe.attack, list[int]()
+    if attack is not None:
+        if attack.clients > len(names):
+            raise RecipeError(f"attack.clients = {attack.clients}: there are {len(names)} clients")
+        attackers = list(range(len(names) - attack.clients, len(names)))
     equipment = equip(recipe, data)
-    numbers = {name: number for number, name in enumerate(names)}
-    attackers = attackers_of(recipe, len(names))
-    held = [as_attacked(client, numbers[client.name], recipe, attackers, len(data.classes)) for client in data.clients]
-    spec = spec_of(recipe, equipment, notes=data.notes, attackers=attackers)
-    hosted = hosted_of(spec, equipment.model, equipment.objective, held, names, evaluate_with(equipment))
-    return replace(hosted, party=party, processor=equipment.processor)
+    evaluate, notes = evaluate_with(equipment)
+    spec = RunSpec.of(
+        recipe, out, base_digest=equipment.base_digest, trainable=equipment.trainable, classes=equipment.classes,
+        limit=equipment.limit, notes=(*data.notes, *notes), attackers=attackers, **more,
+    )  # fmt: skip
+    held = data.clients
+    if attack is not None and attack.kind == "labels":
+        lying, classes = {names[number]: number for number in attackers}, len(data.classes)
+        held = [flip_labels(one, recipe.seed, lying[one.name], classes) if one.name in lying else one for one in held]
+    hosted = hosted_of(spec, equipment.model, equipment.objective, held, names, evaluate)
+    return spec, replace(hosted, processor=equipment.processor)
+
+
+def _nothing(model: Any) -> dict[str, float]:
+    """Measures nothing."""
+    return {}
 
 
 def load_for_worker(text: str) -> Hosted:
@@ -183,7 +174,5 @@ def load_for_worker(text: str) -> Hosted:
     recipe = stored_recipe(text)
     data = load_data(recipe)
 
-    def evaluate(model: Any) -> dict[str, float]:
-        return {}  # the run's own process does
-
-    return host(recipe, data, [client.name for client in data.clients], lambda equipment: evaluate)
+    # the run's own process evaluates
+    return host(recipe, data, [client.name for client in data.clients], lambda equipment: (_nothing, []))[1]

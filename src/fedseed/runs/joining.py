@@ -133,9 +133,8 @@ class Loading:
 
     def __call__(self) -> Hosted:
         """The model at its base, and the hosted clients' examples."""
-        hosted = host(self.recipe, self.data, self.names, self._evaluate_with, self.party)
-        hosted.identities, hosted.opened = self.identities, self.opened
-        return hosted
+        _, hosted = host(self.recipe, self.data, self.names, lambda equipment: (self._evaluate_with(equipment), []))
+        return replace(hosted, party=self.party, identities=self.identities, opened=self.opened)
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:
         """What measures the model; it loads its data when it is first called."""

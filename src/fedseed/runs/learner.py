@@ -28,9 +28,9 @@ from fedseed.weights.digest import base_digest
 
 def hosted_of(
     spec: RunSpec, model: torch.nn.Module, objective: Objective, clients: Sequence[ClientData], names: Sequence[str],
-    evaluate: Evaluation, apart: bool = True,
+    evaluate: Evaluation,
 ) -> Hosted:  # fmt: skip
-    """A model at its base with some clients' examples.
+    """A model at its base with some clients' examples; every client's answer is a message of its own.
 
     Args:
         spec: what the run is.
@@ -39,7 +39,6 @@ def hosted_of(
         clients: those whose examples are here.
         names: all clients of the run, in the order of their numbers, as far as they are known here.
         evaluate: measures the model.
-        apart: every client's answer is a message of its own.
 
     Raises:
         RecipeError: the method or adapter does not fit the model or the examples; two clients have one name.
@@ -56,15 +55,6 @@ def hosted_of(
                     f'privacy.examples = {privacy.examples}: {name} has {len(own)}, and with sampling = "fixed" each '
                     'client needs as many; set it lower, or take sampling = "poisson"'
                 )
-    worker, header = _make_learner(spec, model, objective, apart)
-    worker.private = spec.private
-    notes = (*spec.notes, *idle(prepared), *(about(prepared, spec.limit) if spec.limit else ()))
-    attack = spec.attack if spec.attack in SINGLE else None
-    return Hosted(names, items, worker, header, evaluate, attack, spec.byzantine, notes, secure=spec.secure_sums)
-
-
-def _make_learner(spec: RunSpec, model: torch.nn.Module, objective: Objective, apart: bool) -> tuple[Worker, Header]:
-    """A worker at the base, and the orbit's header."""
     method, seed = spec.method, spec.seed
     base_dtype = str(next(p for p in model.parameters() if p.is_floating_point()).dtype).removeprefix("torch.")
     digest = spec.base_digest or base_digest(model, spec.digest)
@@ -76,16 +66,19 @@ def _make_learner(spec: RunSpec, model: torch.nn.Module, objective: Objective, a
 
             choose_trainable(model, spec.trainable)
     try:
-        worker = Worker(model, method, objective, seed, spec.joint, spec.offload_base, apart, spec.digest)
+        worker = Worker(model, method, objective, seed, spec.joint, spec.offload_base, True, spec.digest)
     except ValueError as error:
         raise RecipeError(str(error)) from error
+    worker.private = spec.private
     patterns = None if spec.trainable is None else tuple(spec.trainable)
     start = None if chosen is None else AdapterStart(chosen, worker.space.digest())
     header = Header(
         spec.base, digest, base_dtype, worker.space.layout, method, seed, patterns, adapter=start,
         classes=tuple(spec.classes), digest_kind=spec.digest,
     )  # fmt: skip
-    return worker, header
+    notes = (*spec.notes, *idle(prepared), *(about(prepared, spec.limit) if spec.limit else ()))
+    attack = spec.attack if spec.attack in SINGLE else None
+    return Hosted(names, items, worker, header, evaluate, attack, spec.byzantine, notes, secure=spec.secure_sums)
 
 
 def loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluation:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 
@@ -252,19 +252,45 @@ class Simulation(Backend):
     ) -> None:
         spec = RunSpec(method, rounds, **settings) if isinstance(method, Method) else method
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
-        per_round = len(named) if spec.per_round is None else spec.per_round
-        if not 1 <= per_round <= len(named):
-            raise RecipeError(f"clients per round = {per_round}: from 1 to the number of clients, {len(named)}")
-        if any(not 0 <= number < len(named) for number in spec.byzantine):
-            raise RecipeError(f"attackers {sorted(spec.byzantine)}: clients are numbered 0 to {len(named) - 1}")
+        evaluate = evaluation if callable(evaluation) else loss_of(objective, evaluation or {})
+        hosted = hosted_of(spec, model, objective, named, [client.name for client in named], evaluate)
+        self._take(spec, hosted, progress, workers)
+
+    @classmethod
+    def of(
+        cls, spec: RunSpec, hosted: Hosted, progress: Progress | bool | None = None,
+        workers: Workers | Team | None = None,
+    ) -> Self:  # fmt: skip
+        """A simulation of what is there already.
+
+        Args:
+            spec: what the run is.
+            hosted: the model at its base, with the examples of all clients.
+            progress: as above.
+            workers: as above.
+
+        Raises:
+            RecipeError: something of it can't be; says what.
+        """
+        made = cls.__new__(cls)
+        made._take(spec, hosted, progress, workers)
+        return made
+
+    def _take(
+        self, spec: RunSpec, hosted: Hosted, progress: Progress | bool | None, workers: Workers | Team | None
+    ) -> None:
+        names = self.names = list(hosted.names)
+        per_round = len(names) if spec.per_round is None else spec.per_round
+        if not 1 <= per_round <= len(names):
+            raise RecipeError(f"clients per round = {per_round}: from 1 to the number of clients, {len(names)}")
+        if any(not 0 <= number < len(names) for number in spec.byzantine):
+            raise RecipeError(f"attackers {sorted(spec.byzantine)}: clients are numbered 0 to {len(names) - 1}")
         if spec.threads is None and workers is not None:
             spec = replace(spec, threads=workers.threads)
-        evaluate = evaluation if callable(evaluation) else loss_of(objective, evaluation or {})
-        names = [client.name for client in named]
-        self.hosted = hosted_of(spec, model, objective, named, names, evaluate, spec.apart)
-        self.worker, self.names, self.items = self.hosted.worker, names, list(self.hosted.items.values())
-        self.header = replace(self.hosted.header, base_folder=spec.base_folder)
-        self.spec = spec = replace(spec, per_round=per_round, notes=self.hosted.notes)
+        self.hosted, self.worker, self.items = hosted, hosted.worker, list(hosted.items.values())
+        self.worker.apart = spec.apart
+        self.header = replace(hosted.header, base_folder=spec.base_folder)
+        self.spec = spec = replace(spec, per_round=per_round, notes=hosted.notes)
         sizes = [len(items) for items in self.items]
         common = spec.method, self.header.layout, spec.seed, sizes, per_round, spec.aggregation, spec.bounds
         sums, attack, byzantine = spec.secure_sums, spec.attack, None
