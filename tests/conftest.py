@@ -201,9 +201,9 @@ def problem(make_problem):
 def without_pictures(monkeypatch):
     """Runs that leave out what takes half a second each, where a test does not look at it."""
     from fedseed.runs import network
-    from fedseed.runs.loop import Backend
+    from fedseed.runs.loop import Run
 
-    monkeypatch.setattr(Backend, "draw", lambda self, folder, metrics: None)
+    monkeypatch.setattr(Run, "draw", lambda self, folder, metrics: None)
     monkeypatch.setattr(network, "draw_apart", lambda *_: None)
 
 

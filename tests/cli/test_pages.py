@@ -21,7 +21,7 @@ def runs(tmp_path_factory):
         method = problem.ferret(directions=directions)
         recipe = f'rounds = 2\nseed = 3\n[method]\nname = "ferret"\ndirections = {directions}\n'
         federation = problem.federation(method, rounds=2, out=folder / "both" / name, recipe_text=recipe)
-        federation.loop.backend.draw = lambda folder, metrics: None
+        federation.draw = lambda folder, metrics: None
         federation.run()
     return folder / "both"
 

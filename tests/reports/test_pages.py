@@ -82,7 +82,7 @@ def test_a_page_that_fails_does_not_cost_the_run(monkeypatch, tmp_path):
         raise ValueError("no page\ntoday")
 
     said, problem = [], Problem()
-    monkeypatch.setattr("fedseed.runs.loop.Backend.draw", fail)
+    monkeypatch.setattr("fedseed.runs.loop.Run.draw", fail)
     federation = problem.federation(problem.ferret(), rounds=1, out=tmp_path / "run")
     monkeypatch.setattr(federation.progress, "warn", said.append)
     federation.run()

@@ -14,7 +14,7 @@ from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.federation.worker import Worker
 from fedseed.methods.payload import Content
 from fedseed.reports.results import read_metrics
-from fedseed.runs.costs import Downloads, restored
+from fedseed.runs.costs import Downloads
 from support.heard import Heard
 from support.tiers import mark
 
@@ -320,5 +320,6 @@ def test_downloads(problem):
             assert [content.bytes for content in fetched] == wanted
             assert [content.scalars for content in fetched] == [3 * size for size in wanted]
             downloads.add(step)
-        again = restored(method, steps, picked, 3)
+        again = Downloads(method, 3)
+        again.take_up(steps, picked)
         assert [again.of(c) for c in range(3)] == [downloads.of(c) for c in range(3)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedseed import FedAvg, FeedSign
 from fedseed.errors import RecipeError
 from fedseed.runs.assembly import build
-from fedseed.runs.loop import Backend
+from fedseed.runs.loop import Run
 from fedseed.runs.recipe import read_recipe
 from support.heard import Heard
 from support.problem import Problem
@@ -47,7 +47,7 @@ def scripted(out, method, losses, killed=None, place=None, **settings):
         setattr(owner, name, wrapped)
 
     wrap(federation.coordinator, "open", lambda number, *_: number)
-    wrap(federation, "record", lambda number, *_: number)  # the step is lost
+    wrap(federation, "publish", lambda step, line: line.round)  # the step is lost
     wrap(federation, "examine", lambda line, evaluate: line.round)  # the step counts, its line is lost
     return federation
 
@@ -78,7 +78,7 @@ LOSSES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, math.nan]), min_size=13, 
     patience=st.integers(1, 5),
     losses=LOSSES,
     killed=st.integers(0, 12),
-    place=st.sampled_from(["open", "record", "examine"]),
+    place=st.sampled_from(["open", "publish", "examine"]),
 )
 def test_any_patience_ends_with_a_summary_and_a_killed_run_where_a_whole_one_ends(
     method, rounds, every, patience, losses, killed, place, tmp_path_factory
@@ -86,7 +86,7 @@ def test_any_patience_ends_with_a_summary_and_a_killed_run_where_a_whole_one_end
     folder = tmp_path_factory.mktemp("run")
     settings = {"rounds": rounds, "evaluate_every": every, "patience": patience, "losses": losses, "method": method}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Backend, "draw", lambda self, folder, metrics: None)
+        patch.setattr(Run, "draw", lambda self, folder, metrics: None)
         whole = scripted(folder / "whole", **settings).run()
         summary, end = whole.summary, expected_end(rounds, every, patience, losses)
         assert summary["rounds"] == end and summary["stopped"]["early"] == (end < rounds)

@@ -93,7 +93,7 @@ SESSION = """
 import os, signal, sys
 from pathlib import Path
 from typing import ClassVar, Literal
-from fedseed.runs.loop import Backend
+from fedseed.runs.loop import Run
 from fedseed.tracking import REGISTRY, Tracker
 from support.problem import Problem
 
@@ -106,7 +106,7 @@ class Killer(Tracker):
         if line["round"] == stop:
             os.kill(os.getpid(), signal.SIGKILL)
 
-Backend.draw = lambda self, folder, metrics: None
+Run.draw = lambda self, folder, metrics: None
 problem = Problem()
 trackers = [*(REGISTRY.get(name)() for name in names)]
 trackers.insert(len(trackers) // 2, Killer())  # some have heard of the round by then, some have not

@@ -15,7 +15,7 @@ from fedseed.processes import warm
 from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of
 from fedseed.runs.learner import hosted_of
-from fedseed.runs.parties import check_counts, joined, load_data, load_parties
+from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
@@ -94,7 +94,7 @@ def build(
         data = recipe.task.load() if parts is None else joined(recipe, parts)
     count = len(data.clients)
     logger.info("data of %s loaded in %.1f s: %d clients", recipe.task.name, time.perf_counter() - began, count)
-    check_counts(recipe.federation, count)
+    recipe.federation.check(count)
     per_round = recipe.federation.count(count)
     team = None
     if workers is not None:

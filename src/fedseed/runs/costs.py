@@ -60,15 +60,10 @@ def seconds_per_client(lines: Lines) -> dict[str, float]:
     taking_part = sum(line.taking_part for line in lines)
     found = {}
     for phase in PHASES:
-        own = phase in ("local", "projection")
-        spent = sum(line.seconds.get(phase, 0.0) / _processes(phase, line) for line in lines)
+        rebuild, own = phase == "rebuild", phase in ("local", "projection")
+        spent = sum(line.seconds.get(phase, 0.0) / max(1, rebuild * (line.processes or 1)) for line in lines)
         found[phase] = spent / max(1, taking_part if own else rounds)
     return found
-
-
-def _processes(phase: str, line: RoundLine) -> int:
-    """How many have rebuilt the weights; what else takes time is told apart by the clients."""
-    return max(1, line.processes or 1) if phase == "rebuild" else 1
 
 
 def merge_rounds(lines: Sequence[RoundLine]) -> RoundLine:
@@ -151,26 +146,17 @@ class Downloads:
         if step.bytes:
             self.changed = len(self._totals["bytes"]) - 1
 
-    def received(self, client: int, steps: int) -> None:
-        """A client has the first so many steps: it took part in an earlier session."""
-        self._has[client] = max(self._has[client], steps)
+    def take_up(self, steps: Sequence[Content], picked: Sequence[Sequence[int]]) -> None:
+        """Counts the rounds of an earlier session.
 
-
-def restored(method: Method, steps: Sequence[Content], picked: Sequence[Sequence[int]], clients: int) -> Downloads:
-    """The count after rounds of an earlier session.
-
-    Args:
-        method: the method.
-        steps: what each round's step held.
-        picked: the clients that took part in each round.
-        clients: how many clients there are.
-    """
-    downloads = Downloads(method, clients)
-    for number, (step, members) in enumerate(zip(steps, picked, strict=True)):
-        for client in members:
-            downloads.received(client, number)
-        downloads.add(step)
-    return downloads
+        Args:
+            steps: what each round's step held.
+            picked: the clients that took part in each round.
+        """
+        for number, (step, members) in enumerate(zip(steps, picked, strict=True)):
+            for client in members:
+                self._has[client] = max(self._has[client], number)
+            self.add(step)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Progress, Silent
 from fedseed.runs.assembly import host
 from fedseed.runs.equipment import Equipment, Evaluation, evaluation_of
-from fedseed.runs.parties import check_counts, load_site
+from fedseed.runs.parties import load_site
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.tasks.data import ClientData, OwnData, TaskData
@@ -100,7 +100,7 @@ class Loading:
             names = [client.name for client in whole.clients]
         self.names = names
         self.hosted = matching(clients, names)
-        check_counts(recipe.federation, len(names))
+        recipe.federation.check(len(names))
         self.identities = identities(recipe, self.hosted, identity)
         if examples is not None:
             self.data = TaskData([ClientData(self._only(), examples)])

@@ -1,8 +1,8 @@
 """Runs all rounds of a federation, whatever carries the messages: in process or over a network.
 
-Free of torch. A `Backend` says how messages travel and where weights are kept (`Simulation`: here, in this process;
-`NetworkBackend`: behind a transport); opening and closing rounds, what a round costs, the run's folder, metrics,
-summary and picture are the same code for both.
+Free of torch. A `Run` opens and closes rounds, counts what they cost, and writes the folder, metrics, summary and
+pictures; its subclasses say how messages travel and where weights are kept (`Simulation`: here, in this process;
+`NetworkRun`: behind a transport).
 """
 
 import logging
@@ -10,22 +10,22 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import rounding_warning
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
+from fedseed.federation.step_log import Logged as LoggedSteps
 from fedseed.methods import Method
-from fedseed.methods.payload import Content
-from fedseed.orbit import Header
+from fedseed.orbit import NO_DIGEST, Header
 from fedseed.privacy import mechanism_of
 from fedseed.registry import one_line
 from fedseed.reports.log import Logged, first_stamp, stamp
 from fedseed.reports.machine import command, host, versions
 from fedseed.reports.pictures import draw_run
-from fedseed.reports.progress import Progress, Silent, describe
+from fedseed.reports.progress import Progress, describe
 from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
 from fedseed.runs import stopping
 from fedseed.runs.answers import written
@@ -36,12 +36,12 @@ from fedseed.runs.costs import (
     exchanged,
     mean_exchanged,
     merge_rounds,
-    restored,
     seconds_per_client,
 )
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.folder import extend as extended
 from fedseed.runs.spec import RunSpec
+from fedseed.runs.store import Restored, StepStore, step_store
 from fedseed.tracking import Start, Trackers
 
 logger = logging.getLogger(__name__)
@@ -50,17 +50,37 @@ logger = logging.getLogger(__name__)
 NOISE_WARNING = 0.1
 
 
-class Backend(ABC):
-    """Where a run's clients are: how a round's answers are gathered, and who holds the weights."""
+class Run(ABC):
+    """The rounds of one run; subclasses say where its clients are and who holds the weights.
 
+    They have `spec`, `coordinator`, `header` and `names` (the clients', by their numbers) before it begins.
+
+    Args:
+        progress: shows the run going on.
+    """
+
+    waits: ClassVar[bool] = False  # whether a step's digest is known only when its round is examined
     spec: RunSpec
     coordinator: Coordinator
     header: Header
-    names: Sequence[str]  # the clients', in the order of their numbers
+    names: Sequence[str]
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = Logged(progress)
+        self.store: StepStore | None = None  # where steps are kept; nowhere without a folder
+        self._trackers = Trackers()
+        self._warned = False
+        self._began = ""
+
+    # -- what subclasses do ------------------------------------------------------------------------------------------
+
+    def logged(self, folder: RunFolder) -> LoggedSteps | None:
+        """Returns what a log of the run holds; None: there is no log."""
+        return None
 
     @abstractmethod
-    def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
-        """Brings states (and weights) to the last round that counts; returns its number and all steps' contents."""
+    def catch_up(self, restored: Restored, folder: RunFolder) -> None:
+        """Brings those with the weights to the last round that counts."""
 
     @abstractmethod
     def gather(self, number: int) -> Gathered:
@@ -70,24 +90,22 @@ class Backend(ABC):
         """Applies the step if the model is here, and adds to `line` what is known then."""
 
     @abstractmethod
-    def record(self, number: int, step: bytes, line: RoundLine, log: bool) -> None:
-        """Makes the step durable: from here on the round counts."""
+    def publish(self, step: bytes, line: RoundLine) -> None:
+        """Tells others of the step: where there is a log, the round counts from here on."""
+
+    def recorded(self, line: RoundLine, log: bool) -> None:  # noqa: B027
+        """Hears that the round counts."""
 
     @abstractmethod
     def examine(self, line: RoundLine, evaluate: bool) -> None:
         """Adds to a line of metrics what only those with the model know: its digest, evaluation, their work."""
 
-    def complete(self) -> int | None:
-        """Ends the orbit after the last round; returns its bytes, None for a method without one."""
-        return None
+    def finish(self) -> None:  # noqa: B027
+        """Ends what the run has besides its files, after the last round."""
 
     def draw(self, folder: RunFolder, summary: dict[str, Any]) -> None:
         """Draws the run's pictures and writes its page."""
-        found = self.coordinator.figures().get("probabilities")
-        draw_run(folder.path, None if found is None else found.tolist(), summary)
-
-    def release(self) -> None:  # noqa: B027
-        """Closes files and connections as they are."""
+        draw_run(folder.path, self.probabilities(), summary)
 
     def tuned(self) -> Any:
         """Returns the tuned model; None: it is not here."""
@@ -97,34 +115,25 @@ class Backend(ABC):
         """Returns what the summary says about the process."""
         return {}
 
+    def probabilities(self) -> list[float] | None:
+        """Returns those of FedKSeed-Pro's candidates; None: the method has none."""
+        found = self.coordinator.figures().get("probabilities")
+        return None if found is None else found.tolist()
 
-class Loop:
-    """The rounds of one run.
-
-    Args:
-        backend: what the run is, and where its clients are.
-        progress: shows the run going on.
-    """
-
-    def __init__(self, backend: Backend, progress: Progress | None = None) -> None:
-        self.backend = backend
-        self.progress = progress if isinstance(progress, Logged) else Logged(progress or Silent())
-        self._trackers = Trackers(backend.spec.trackers, self.progress.warn)
-        self._downloads = Downloads(backend.spec.method, len(backend.names))
-        self._warned = False
-        self._started = False
-        self._began = ""
-
-    @property
-    def spec(self) -> RunSpec:
-        """Returns what the run is."""
-        return self.backend.spec
-
-    # -- the loop ----------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self, resume: bool = False, extend: bool = False) -> RunResult:
-        """Runs all rounds; `Simulation.run` says with what, and what is raised."""
-        if self._started:
+        """Runs all rounds; returns (and writes, if there is a folder) metrics and summary.
+
+        Args:
+            resume: go on where the run in the folder stopped, whatever stopped it, to the same end as if it had not;
+                start if the folder is empty. A finished run's results are returned as they are.
+            extend: with `resume`: a run that was to have fewer rounds, finished or not, goes on to as many as this one.
+
+        Raises:
+            FedseedError: the folder holds a run already; with `resume`: another one, or a damaged one.
+        """
+        if self._began:
             raise FedseedError("this federation has run already: its model is no longer the base; make a new one")
         if resume and self.spec.folder is None:
             raise RecipeError("resume needs a folder (out)")
@@ -139,15 +148,17 @@ class Loop:
         if folder is not None and folder.finished:
             self.progress.note(f"the run in {folder.path} is finished: nothing is changed")
             return RunResult(read_summary(folder.path), read_metrics(folder.path), folder.path)
-        self._started = True
         self._began = stamp()
+        self._downloads = Downloads(spec.method, len(self.names))
+        self._trackers = Trackers(spec.trackers, self.progress.warn)
         try:
             return self._run(folder)
         finally:
             if folder is not None:
                 folder.release()
             self._trackers.close()
-            self.backend.release()
+            if self.store is not None:
+                self.store.release()
             self.progress.close()
 
     def _run(self, folder: RunFolder | None) -> RunResult:
@@ -172,7 +183,7 @@ class Loop:
             where, settings = None if folder is None else folder.path, self.spec
             self._trackers.tell("start",
                 Start(
-                    settings.method.name, settings.rounds, settings.seed, self.backend.names, where,
+                    settings.method.name, settings.rounds, settings.seed, self.names, where,
                     settings.recipe_text, [line.to_json() for line in metrics],
                 )
             )  # fmt: skip
@@ -188,9 +199,9 @@ class Loop:
                     continue
                 line = merge_rounds(pending) if pending else RoundLine(0)
                 pending = []
-                self.backend.examine(line, evaluate and settings.measures)
+                self.examine(line, evaluate and settings.measures)
                 if number and (mechanism := mechanism_of(settings.method)) is not None and mechanism.by_turns:
-                    line.metrics["epsilon"] = mechanism.spent(self.backend.coordinator.counted)["epsilon"]
+                    line.metrics["epsilon"] = mechanism.spent(self.coordinator.counted)["epsilon"]
                 if number == 0:
                     stopping.check(line, settings.patience)
                 metrics.append(line)
@@ -219,24 +230,25 @@ class Loop:
                 self._trackers.tell("metrics", line.to_json())
                 self.progress.round(line)
                 logger.info("round %d: %s", line.round, describe(line))
-        orbit_bytes = self.backend.complete()
+        orbit_bytes = None if self.store is None else self.store.complete(metrics[-1].weights_digest or NO_DIGEST)
+        self.finish()
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
         if folder is not None:
             try:
-                self.backend.draw(folder, summary)
+                self.draw(folder, summary)
             except Exception as error:  # the run's results do not depend on pictures
                 self.progress.warn(f"{folder.path / 'report.html'}: can't be made: {one_line(error)}")
             folder.finish(summary)
             self._trackers.tell("artefacts", folder.left())
         self._trackers.tell("finish", summary)
         self.progress.write("ended", f"after round {summary['rounds']}; digest {summary['weights_digest']}")
-        tuned = None if self.backend.tuned() is None else self.backend.tuned
+        tuned = None if self.tuned() is None else self.tuned
         return RunResult(summary, [line.to_json() for line in metrics], where, tuned)
 
     def _keep_to_budget(self) -> None:
         """Ends the run with the last round that privacy's budget allows. Raises RecipeError if there is none."""
         wanted = self.spec.rounds
-        last = self.backend.coordinator.last_round(wanted)
+        last = self.coordinator.last_round(wanted)
         if last == wanted:
             return
         mechanism = mechanism_of(self.spec.method)
@@ -248,13 +260,16 @@ class Loop:
                 "privacy.noise spends less"
             )
         self.progress.note(f"privacy: a budget of {about['budget']:g} is enough for {last} of {wanted} rounds")
-        self.backend.spec = replace(self.spec, rounds=last)
+        self.spec = replace(self.spec, rounds=last)
 
     def _take_up(self, folder: RunFolder) -> int:
         """Takes up an interrupted run; returns the last round that counts, 0 in a new folder."""
-        done, steps = self.backend.restore(folder)
-        picked = [self.backend.coordinator.sampled(number) for number in range(1, done + 1)]
-        self._downloads = restored(self.spec.method, steps, picked, len(self.backend.names))
+        self.store = step_store(self.spec.method, folder.path, self.header, self.coordinator, self.logged(folder))
+        found = self.store.restore(folder.has_rounds, self.progress.warn)
+        self.catch_up(found, folder)
+        done = found.round
+        picked = [self.coordinator.sampled(number) for number in range(1, done + 1)]
+        self._downloads.take_up(found.contents, picked)
         if done:
             self.progress.note(f"resumed after round {done} of {self.spec.rounds}")
         if done > self.spec.rounds:
@@ -264,44 +279,51 @@ class Loop:
 
     def _round(self, number: int, folder: RunFolder | None, log: bool) -> RoundLine:
         """Runs one round and returns its line of metrics. `log`: it will be a line of its own."""
-        gathered = self.backend.gather(number)
+        gathered = self.gather(number)
         seconds = dict(gathered.spent.seconds)
         fetched = [self._downloads.of(client) for client in gathered.clients]
-        coordinator, count = self.backend.coordinator, len(gathered.clients)
+        coordinator, count = self.coordinator, len(gathered.clients)
         numbers = exchanged(count, len(gathered.update_bytes), coordinator.received, coordinator.planned, fetched)
         if folder is not None and self.spec.answers:
-            folder.add_answers(*written(number, coordinator, self.backend.names))
+            folder.add_answers(*written(number, coordinator, self.names))
         start = time.perf_counter()
         step = coordinator.close()
         seconds["aggregation"] = time.perf_counter() - start
         self._downloads.add(coordinator.closed)
         line = RoundLine(
             number,
-            clients=[self.backend.names[c] for c in gathered.clients],
-            skipped=[{"client": self.backend.names[c], "reason": reason} for c, reason in gathered.skipped],
+            clients=[self.names[c] for c in gathered.clients],
+            skipped=[{"client": self.names[c], "reason": reason} for c, reason in gathered.skipped],
             refused=gathered.refused,
             taking_part=count,
             bytes_up=(sum(gathered.update_bytes) + gathered.secure_up) / max(1, count),
             bytes_down=(count * gathered.plan_bytes + sum(part.bytes for part in fetched) + gathered.secure_down)
             / max(1, count),
             exchanged=numbers,
-            attacked=[self.backend.names[c] for c in gathered.clients if c in self.spec.byzantine],
+            attacked=[self.names[c] for c in gathered.clients if c in self.spec.byzantine],
             seconds=seconds,
         )
         gathered.spent.tell(line)
         if coordinator.untaken is not None:
             line.not_taken = [{"round": number, "reason": coordinator.untaken}]
             self.progress.warn(f"round {number}: the step is not taken: {coordinator.untaken}")
-        self.backend.apply(step, line, log)
+        self.apply(step, line, log)
         if folder is not None:  # in this order: what the round cost is written before it counts
             folder.add_progress(line)
-        self.backend.record(number, step, line, log)
+        if self.store is not None:
+            self.store.prepare(number)
+        self.publish(step, line)
+        if self.store is not None:
+            self.store.record(number, step[FRAME_BYTES:])
+            if not (log and self.waits):
+                self.store.confirm(line.weights_digest or NO_DIGEST)
+        self.recorded(line, log)
         return line
 
     # -- at the end ----------------------------------------------------------------------------------
 
     def _summary(self, metrics: list[RoundLine], seconds: float, orbit_bytes: int | None) -> dict[str, Any]:
-        rounds, settings, header = metrics[1:], self.spec, self.backend.header
+        rounds, settings, header = metrics[1:], self.spec, self.header
         measured = list(metrics[0].metrics)
         # the last line, but where a run is taken up that was to have had more rounds
         final = next(line for line in reversed(metrics) if all(name in line.metrics for name in measured)).metrics
@@ -318,15 +340,15 @@ class Loop:
         attack = None if settings.attack is None else {"kind": settings.attack, "clients": len(settings.byzantine)}
         return {
             "method": settings.method.name,
-            "aggregation": self.backend.coordinator.aggregation.model_dump(),
+            "aggregation": self.coordinator.aggregation.model_dump(),
             "rounds": metrics[-1].round,
             "stopped": stopping.describe(metrics, settings.patience, settings.rounds),
             "diverged": stopping.diverged(metrics),
             "adapter": None if header.adapter is None else header.adapter.settings.model_dump(),
             "parameters": layout.size,
             "blocks": len(layout.block_sizes),
-            "clients": len(self.backend.names),
-            "clients_per_round": self.backend.coordinator.per_round,
+            "clients": len(self.names),
+            "clients_per_round": self.coordinator.per_round,
             "data_notes": [] if settings.private else list(settings.notes),
             "baseline": dict(metrics[0].metrics),
             "final": {name: final[name] for name in measured},
@@ -345,7 +367,7 @@ class Loop:
             "refused": sum(line.refused for line in rounds),
             "not_taken": sum(len(line.not_taken) for line in rounds),
             "attack": attack,
-            "privacy": None if mechanism is None else mechanism.spent(self.backend.coordinator.counted),
+            "privacy": None if mechanism is None else mechanism.spent(self.coordinator.counted),
             "seconds": phases,
             "seconds_per_client": seconds_per_client(rounds),
             "base_digest": header.base_digest,
@@ -356,7 +378,7 @@ class Loop:
             "command": command(),
             "started": first_stamp(settings.folder) or self._began,
             "ended": stamp(),
-            **self.backend.about(),
+            **self.about(),
         }
 
 

@@ -8,19 +8,17 @@ import concurrent.futures
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedseed.errors import NetworkError
 from fedseed.federation.cost import Cost
-from fedseed.federation.messages import EVERYBODY, FRAME_BYTES, Message, MessageKind
+from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.network_coordinator import NetworkCoordinator
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
-from fedseed.methods.payload import Content
+from fedseed.federation.step_log import Logged
 from fedseed.orbit import NO_DIGEST
-from fedseed.reports.log import Logged
 from fedseed.reports.machine import resident_memory
 from fedseed.reports.pictures import draw_apart
 from fedseed.reports.progress import Progress, Silent
@@ -29,11 +27,11 @@ from fedseed.reports.results import RoundLine
 from fedseed.runs import stopping
 from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import RunFolder
-from fedseed.runs.loop import Backend, Loop
-from fedseed.runs.parties import ROSTER_FILE, check_counts, names_beforehand, read_names, write_names
+from fedseed.runs.loop import Run
+from fedseed.runs.parties import ROSTER_FILE, names_beforehand, read_names, write_names
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
-from fedseed.runs.store import StepStore, step_store
+from fedseed.runs.store import Restored
 from fedseed.transport.base import Events, LogLostError, Transport
 
 T = TypeVar("T")
@@ -64,28 +62,28 @@ def coordinate(
     """
     for tracker in recipe.tracking:
         tracker.check()
-    logged = Logged(progress or Silent())
-    backend = NetworkBackend(recipe, run, transport, out, fresh, logged, exporter)
+    going = NetworkRun(recipe, run, transport, out, fresh, progress, exporter)
     try:
-        return Loop(backend, logged).run(resume=True)
+        return going.run(resume=True)
     finally:
-        backend.close()
+        going.close()
 
 
-class NetworkBackend(Backend):
+class NetworkRun(Run):
     """A run behind a transport. It is there once the clients that the recipe asks for are; `coordinate` has the rest.
 
     Close it in any case: it holds the connection.
     """
 
+    waits = True
+
     def __init__(
         self, recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool = False,
         progress: Progress | None = None, exporter: Exporter | None = None,
     ) -> None:  # fmt: skip
-        self.progress = progress or Silent()
+        super().__init__(progress or Silent())
         self._exporter = exporter
         self.spec = RunSpec.over_network(recipe, out)
-        self._store: StepStore | None = None  # where the run writes files
         self._folder: RunFolder | None = None
         self._refusals = 0  # by the server
         self._loop = asyncio.new_event_loop()
@@ -117,7 +115,7 @@ class NetworkBackend(Backend):
             wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas,
             recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
             recipe.of_parties and not recipe.task.shares_evaluation,
-            () if self.spec.patience is None else (stopping.VALIDATION_LOSS,), partial(check_counts, wanted),
+            () if self.spec.patience is None else (stopping.VALIDATION_LOSS,), wanted.check,
             weights_digest=wanted.weights_digest, secure=recipe.secure_sums, patience=wanted.patience,
             proofs=None if out is None else out / PROOFS,
         )  # fmt: skip
@@ -154,21 +152,21 @@ class NetworkBackend(Backend):
 
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
-    def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
-        """Bring log, orbit file and state together: each may be behind the other after a crash."""
+    def logged(self, folder: RunFolder) -> Logged:
+        """Log, orbit file and state are brought together: each may be behind the other after a crash."""
         self._folder = folder
         folder.lazy = self.spec.method.stepwise
         steps = len(self.talk.log.steps)
         if steps and self.talk.rounds is not None:
             self.talk.rounds.grace = self.talk.session.clock() + self.talk.session.settings.dead_after
-        logged = self._wait(self.talk.log.take_up(self.talk.run, self.spec.logs(steps)))
-        self._store = step_store(self.spec.method, folder.path, self.header, self.coordinator, logged)
-        restored = self._store.restore(folder.has_rounds, self.progress.warn)
-        for number, payload in enumerate(restored.unlogged, start=logged.last + 1):
+        return self._wait(self.talk.log.take_up(self.talk.run, self.spec.logs(steps)))
+
+    def catch_up(self, restored: Restored, folder: RunFolder) -> None:
+        first = restored.round - len(restored.unlogged) + 1
+        for number, payload in enumerate(restored.unlogged, start=first):
             step = Message(MessageKind.STEP, self.spec.method.code, number, EVERYBODY, payload).encode()
             self._wait(self.talk.log.publish(number, step))
         folder.fill(restored.round)
-        return restored.round, restored.contents
 
     # -- a round ----------------------------------------------------------------------------------
 
@@ -176,18 +174,15 @@ class NetworkBackend(Backend):
         assert self.talk.rounds is not None
         return self._wait(self.talk.rounds.gather(number))
 
-    def record(self, number: int, step: bytes, line: RoundLine, log: bool) -> None:
-        """The step goes into the log; from here on the round counts."""
-        if self._store is not None:
-            self._store.prepare(number)
-        self._wait(self.talk.log.publish(number, step))
+    def publish(self, step: bytes, line: RoundLine) -> None:
+        self._wait(self.talk.log.publish(line.round, step))
+
+    def recorded(self, line: RoundLine, log: bool) -> None:
         self.talk.tell(line)
         if self._exporter is not None:
             self._exporter.count(line)
-        if self._store is not None:
-            self._store.record(number, step[FRAME_BYTES:], waits=log)
-            if not log and self._store.due:
-                self._sync()
+        if not log and self.store is not None and self.store.due:
+            self._sync()
 
     def examine(self, line: RoundLine, evaluate: bool) -> None:
         digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.spec.digests(line.round)))
@@ -198,8 +193,8 @@ class NetworkBackend(Backend):
             self.talk.line["evaluated"] = line.round
         if digest is not None:
             self._wait(self.talk.log.mark(line.round, digest))
-        if self._store is not None:
-            self._store.confirm(digest or NO_DIGEST)
+        if self.store is not None:
+            self.store.confirm(digest or NO_DIGEST)
         self._sync()
 
     def _sync(self) -> None:
@@ -207,25 +202,17 @@ class NetworkBackend(Backend):
         self.talk.session.end.poll()
         if self._folder is not None:
             self._folder.sync()
-        if self._store is not None:
-            self._store.sync()
+        if self.store is not None:
+            self.store.sync()
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def complete(self) -> int | None:
-        size = None if self._store is None else self._store.complete(self.talk.log.digest or NO_DIGEST)
+    def finish(self) -> None:
         self._wait(self.talk.log.finish())
-        return size
 
     def draw(self, folder: RunFolder, summary: dict[str, Any]) -> None:
         """Draw in a process of its own, so that this one stays small and answers meanwhile."""
-        found = self.coordinator.figures().get("probabilities")
-        probabilities = None if found is None else found.tolist()
-        self._wait(asyncio.to_thread(draw_apart, folder.path, probabilities, summary))
-
-    def release(self) -> None:
-        if self._store is not None:
-            self._store.release()
+        self._wait(asyncio.to_thread(draw_apart, folder.path, self.probabilities(), summary))
 
     def about(self) -> dict[str, Any]:
         for _ in range(LAST_LOOKS):

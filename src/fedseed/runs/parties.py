@@ -28,12 +28,6 @@ WHO = (
 )
 
 
-def check_counts(settings: FederationSettings, clients: int) -> None:
-    """Whether a run with so many clients can be as the recipe says. Raises RecipeError."""
-    if problem := settings.too_many(clients):
-        raise RecipeError(problem)
-
-
 def with_keys(recipe: Recipe, folder: Path) -> Recipe:
     """The recipe with the clients that there are keys for.
 
@@ -81,7 +75,7 @@ def names_beforehand(recipe: Recipe) -> list[str] | None:
         return None
     if len(names) < 2:
         raise RecipeError(f'task.name = "{task.name}": {WHO}')
-    check_counts(settings, len(names))
+    settings.check(len(names))
     return names
 
 
@@ -123,7 +117,7 @@ def load_parties(recipe: Recipe) -> list[TaskData]:
         if not names:  # says what is wrong with the path
             task.load()
             raise RecipeError("task.path: not a folder with a file for each client")
-        check_counts(recipe.federation, len(names))
+        recipe.federation.check(len(names))
     return [task.load_own(name, OwnData(), alone=False) for name in names]
 
 

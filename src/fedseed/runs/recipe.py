@@ -3,12 +3,12 @@
 import logging
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from math import floor
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
@@ -79,35 +79,33 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
     raise RecipeError(f"{what}{path}: tables and lists are nested more than {MOST_DEEP} deep: this is no recipe")
 
 
-class Setting(NamedTuple):
-    """A value that replaces one of a recipe's: what was given, the parts of its key, and the value."""
+def overridden(data: dict[str, Any], overrides: Sequence[str], only: Callable[[str], bool]) -> None:
+    """Put the values of overrides, such as "method.directions=1000", into a recipe's tables.
 
-    pair: str
-    keys: list[str]
-    value: Any
+    Args:
+        data: the recipe, as it was read.
+        overrides: "key=value" pairs.
+        only: says of a key whether it is replaced now.
 
-
-def setting(pair: str) -> Setting:
-    """An override such as "method.directions=1000". Raises RecipeError."""
-    key, equals, text = pair.partition("=")
-    keys = [k.strip() for k in key.split(".")]
-    if not equals or not all(keys):
-        raise RecipeError(f'--set {pair}: write key=value, such as "method.directions=1000"')
-    try:
-        return Setting(pair, keys, tomllib.loads(f"value = {text}")["value"])
-    except tomllib.TOMLDecodeError:
-        return Setting(pair, keys, text.strip())  # bare text needs no quotes on a command line
-
-
-def overridden(data: dict[str, Any], settings: Sequence[Setting]) -> None:
-    """Put the values of overrides into a recipe's tables. Raises RecipeError."""
-    for pair, keys, value in settings:
+    Raises:
+        RecipeError: an override has another form.
+    """
+    for pair in overrides:
+        key, equals, text = pair.partition("=")
+        keys = [k.strip() for k in key.split(".")]
+        if not equals or not all(keys):
+            raise RecipeError(f'--set {pair}: write key=value, such as "method.directions=1000"')
+        if not only(".".join(keys)):
+            continue
         table = data
         for k in keys[:-1]:
             table = table.setdefault(k, {})
             if not isinstance(table, dict):
                 raise RecipeError(f"--set {pair}: {k} is a value, not a table")
-        table[keys[-1]] = value
+        try:
+            table[keys[-1]] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            table[keys[-1]] = text.strip()  # bare text needs no quotes on a command line
 
 
 def load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path], trust: bool) -> None:
@@ -313,10 +311,14 @@ class FederationSettings(Table):
             if names is not None and names.count(name) > 1:
                 return f"federation.clients: {name!r} stands there twice"
         known = self.start_with if open_ else None if names is None else len(names)
-        return None if known is None else self.too_many(known)
+        return None if known is None else self._too_many(known)
 
-    def too_many(self, clients: int) -> str | None:
-        """What of the settings can't be with so many clients; names the key."""
+    def check(self, clients: int) -> None:
+        """Whether a run with so many clients can be as the recipe says. Raises RecipeError, which names the key."""
+        if problem := self._too_many(clients):
+            raise RecipeError(problem)
+
+    def _too_many(self, clients: int) -> str | None:
         count = "there is 1 client" if clients == 1 else f"there are {clients} clients"
         there = f"the run may start with {clients} (federation.start_with)" if self.enrolment == "open" else count
         per_round = self.count(clients)
@@ -415,20 +417,17 @@ class Recipe(Table):
                 raise told(
                     f"evaluation.metrics = {self.evaluation.metrics}: {name!r}: {metrics.REGISTRY.unknown(name)}"
                 )
-        per_round, clients = self.federation.per_round, self.federation.clients
+        per_round, clients, sums = self.federation.per_round, self.federation.clients, self.secure_sums
         known = per_round or (None if clients is None else self.federation.count(len(clients)))
-        few = None if known is None else too_few(self.aggregation, known)
-        if problem := misfit(self.method, self.aggregation) or few:
-            raise told(problem)
-        if self.attack is not None and (problem := attack_problem(self.method, self.attack.kind)):
-            raise told(problem)
-        if self.secure_sums is not None and (
-            problem := unfit(self.secure_sums, self.method, self.aggregation, self.federation.per_round)
-        ):
-            raise told(problem)
-        if self.secure_sums is not None and (problem := self.secure_sums.unknown(self.federation.clients or ())):
-            raise told(problem)
-        if self.reward is not None and (problem := self.reward.problem() or without_gradients(self.method)):
+        problems = (
+            misfit(self.method, self.aggregation),
+            None if known is None else too_few(self.aggregation, known),
+            None if self.attack is None else attack_problem(self.method, self.attack.kind),
+            None if sums is None else unfit(sums, self.method, self.aggregation, per_round),
+            None if sums is None else sums.unknown(clients or ()),
+            None if self.reward is None else self.reward.problem() or without_gradients(self.method),
+        )
+        if problem := next(filter(None, problems), None):
             raise told(problem)
         if self.federation.names_parties and not self.task.own_data:
             key = "clients" if self.federation.clients is not None else "enrolment"
@@ -501,16 +500,13 @@ def packaged_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def _whole_numbers(table: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """The whole numbers of a table and of those in it, with their dotted keys."""
-    if isinstance(table, Mapping):
-        for key, value in table.items():
-            yield from _whole_numbers(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(table, list | tuple):
-        for number, value in enumerate(table):
-            yield from _whole_numbers(value, f"{prefix}.{number}")
-    elif isinstance(table, int):
-        yield prefix, table
+def _whole_numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    """Returns the whole numbers of a table and of those in it, with their dotted keys."""
+    if isinstance(value, int):
+        yield key, value
+    elif isinstance(value, dict | list | tuple):
+        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _whole_numbers(part, f"{key}.{name}" if key else str(name))
 
 
 def read_recipe(
@@ -535,11 +531,10 @@ def read_recipe(
         path = packaged[str(source)]
     data = read_toml(path)
     find_beside(data, path.parent)
-    settings = [setting(pair) for pair in overrides]
-    overridden(data, [one for one in settings if one.keys == ["plugins"]])  # they decide what else there can be
+    overridden(data, overrides, lambda key: key == "plugins")  # they decide what else there can be
     load_plugins(data, path, plugins, trust_plugins)
-    overridden(data, [one for one in settings if one.keys != ["plugins"]])
-    typed = any(one.keys == ["reward", "function"] for one in settings)
+    overridden(data, overrides, lambda key: key != "plugins")
+    typed = any(pair.partition("=")[0].replace(" ", "") == "reward.function" for pair in overrides)
     place_reward(data, path, typed or trust_plugins, None if typed else path.parent)
     try:
         recipe = Recipe.model_validate(data)

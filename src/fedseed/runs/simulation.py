@@ -27,7 +27,6 @@ from fedseed.federation.secure_talk import answered
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.worker import Answer, cost_of
 from fedseed.methods import Method
-from fedseed.methods.payload import Content
 from fedseed.models import adapters
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import NO_DIGEST, Record
@@ -39,9 +38,9 @@ from fedseed.runs.costs import RunResult
 from fedseed.runs.equipment import Evaluation
 from fedseed.runs.folder import MEMORY, RunFolder
 from fedseed.runs.learner import check_memory, hosted_of, limited, loss_of, peak_memory
-from fedseed.runs.loop import Backend, Loop
+from fedseed.runs.loop import Run
 from fedseed.runs.spec import RunSpec
-from fedseed.runs.store import StepStore, step_store
+from fedseed.runs.store import Restored
 from fedseed.runs.workers import Evaluate, Team, Train, Work, Workers
 from fedseed.tasks.data import ClientData
 from fedseed.training.memory import Memory
@@ -218,7 +217,7 @@ def _at_once(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("the rounds of a simulation wait for something")
 
 
-class Simulation(Backend):
+class Simulation(Run):
     """A simulated federation: the clients' work is done one after the other, or by several processes of this machine.
 
     Args:
@@ -279,6 +278,7 @@ class Simulation(Backend):
     def _take(
         self, spec: RunSpec, hosted: Hosted, progress: Progress | bool | None, workers: Workers | Team | None
     ) -> None:
+        super().__init__(shown_by(progress))
         names = self.names = list(hosted.names)
         per_round = len(names) if spec.per_round is None else spec.per_round
         if not 1 <= per_round <= len(names):
@@ -301,9 +301,6 @@ class Simulation(Backend):
         except ValueError as error:
             raise RecipeError(str(error)) from error
         self.coordinator.take_base(self.worker.space.dense)
-        self.loop = Loop(self, shown_by(progress))
-        self.progress = self.loop.progress
-        self._store: StepStore | None = None  # where steps are kept; nowhere without a folder
         self.worker.memory = Memory(None if spec.folder is None else spec.folder / MEMORY)
         self.team, self._about_workers = self._assemble(workers, per_round)
         self.clients = AtHand(self.hosted, self.coordinator, byzantine, self.team, self.progress)
@@ -333,35 +330,22 @@ class Simulation(Backend):
         return self.spec.method
 
     def run(self, resume: bool = False, extend: bool = False) -> RunResult:
-        """Run all rounds; returns (and writes, if there is a folder) metrics and summary.
-
-        Args:
-            resume: go on where the run in the folder stopped, whatever stopped it, to the same end as if it had not;
-                start if the folder is empty. A finished run's results are returned as they are.
-            extend: with `resume`: a run that was to have fewer rounds, finished or not, goes on to as many as this one.
-
-        Raises:
-            FedseedError: the folder holds a run already; with `resume`: another one, or a damaged one.
-        """
         if self._about_workers is not None:
             self.progress.note(self._about_workers)
         try:
             with limited(self.spec.threads):
-                return self.loop.run(resume, extend)
+                return super().run(resume, extend)
         finally:
             if self.team is not None:
                 self.team.close()
 
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
-    def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
-        self._store = step_store(self.method, folder.path, self.header, self.coordinator)
-        restored = self._store.restore(folder.has_rounds, self.progress.warn)
+    def catch_up(self, restored: Restored, folder: RunFolder) -> None:
         self.worker.catch_up(restored.records)
         check_memory(self.worker.memory, self.method, restored.round)
         if self.team is not None:
             self.team.apply(*restored.records)
-        return restored.round, restored.contents
 
     # -- a round ----------------------------------------------------------------------------------
 
@@ -382,11 +366,7 @@ class Simulation(Backend):
         if norm is not None and log:  # the weights' norm takes a pass over them
             line.metrics["step_over_weights"] = norm / max(self.worker.space.norm(), 1e-30)
 
-    def record(self, number: int, step: bytes, line: RoundLine, log: bool) -> None:
-        if self._store is not None:
-            self._store.prepare(number)
-            self._store.record(number, step[FRAME_BYTES:], waits=True)
-            self._store.confirm(line.weights_digest or NO_DIGEST)
+    def publish(self, step: bytes, line: RoundLine) -> None:
         if self.team is not None:
             self.team.confirm(line.weights_digest or NO_DIGEST)
 
@@ -405,18 +385,14 @@ class Simulation(Backend):
 
     # -- at the end ----------------------------------------------------------------------------------
 
-    def complete(self) -> int | None:
+    def finish(self) -> None:
+        """Writes the adapter as a folder that peft loads."""
         if self.header.adapter is not None and self.spec.folder is not None:
             folder, model = self.spec.folder / "adapter", self.tuned()
             adapters.save(model, folder)
             about = Facts(self.spec.rounds, self.worker.space.digest(), clients=len(self.names))
             kind = type(model.get_base_model()).__name__
             (folder / "README.md").write_text(card(self.header, about, "adapter", kind), encoding="utf-8")
-        return None if self._store is None else self._store.complete(NO_DIGEST)
-
-    def release(self) -> None:
-        if self._store is not None:
-            self._store.release()
 
     def tuned(self) -> Any:
         return self.worker.space.model

@@ -194,20 +194,20 @@ class StepStore(ABC):
     def prepare(self, number: int) -> None:  # noqa: B027
         """A step is about to count: what it does not say is written first."""
 
-    def record(self, number: int, payload: bytes, waits: bool = False) -> None:
-        """A step counts; where the files decide it is on disk when this returns.
+    def record(self, number: int, payload: bytes) -> None:
+        """A step counts; it is written when the weights' digest is known (`confirm`).
 
         Args:
             number: the round.
             payload: the step's.
-            waits: it is written when the weights' digest is known (`confirm`).
         """
-        self._held = Record(number, payload, NO_DIGEST)
-        if not waits:
-            self.confirm(NO_DIGEST)
+        self._held = Record(number, payload)
 
     def confirm(self, digest: str) -> None:
-        """The digest of the weights after the newest step is known, or will not be."""
+        """The digest of the weights after the newest step is known, or will not be (`NO_DIGEST`).
+
+        Where the files decide, the step is on disk when this returns.
+        """
         if self._held is not None:
             held, self._held = self._held, None
             self._write(Record(held.round, held.payload, digest), digest == NO_DIGEST)

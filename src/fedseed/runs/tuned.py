@@ -6,20 +6,23 @@ of a method whose steps are whole weights has its newest ones loaded onto the ba
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedseed.errors import FedseedError, OrbitError, RecipeError, to_install
-from fedseed.orbit import Header, Orbit
+from fedseed.errors import FedseedError, RecipeError, to_install
+from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
 from fedseed.reports.results import best_rounds, read_lines, read_summary
 from fedseed.runs.equipment import equipped, evaluation_of
 from fedseed.runs.folder import CHAT_TEMPLATE
 from fedseed.runs.recipe import Recipe, read_recipe
+from fedseed.runs.store import read_weights
 from fedseed.tasks import REGISTRY
 
+DTYPES = ("float32", "bfloat16", "float16")
 OnStep = Callable[[int, int], None]  # a step is applied: its number, and how many there are to be
 
 
@@ -103,29 +106,33 @@ def open_tuned(
         RecipeError: the base is not found; the round can't be had.
         OrbitError: the file is damaged, or of another base.
     """
-    if source.orbit is not None or source.weights is not None:
-        tuned = _of_run(source, base, upto, device, progress)
-        template = None if source.folder is None else source.folder / CHAT_TEMPLATE
-        if template is not None and template.is_file():
-            tuned.processor.chat_template = template.read_text(encoding="utf-8")
-        return tuned
-    if upto is not None or base is not None:
-        given = "--upto" if upto is not None else "--base"
-        raise RecipeError(f"{given}: {source.name} is a model as it is, neither a run nor an orbit")
-    assert source.model is not None
-    return Tuned(*_as_it_is(source.model, device), None, None, source)
-
-
-def _of_run(source: Source, base: str | None, upto: int | None, device: str, progress: OnStep | None) -> Tuned:
-    """The model of an orbit, or of a run's weights."""
+    if source.model is not None:
+        if upto is not None or base is not None:
+            given = "--upto" if upto is not None else "--base"
+            raise RecipeError(f"{given}: {source.name} is a model as it is, neither a run nor an orbit")
+        return Tuned(*_as_it_is(source.model, device), None, None, source)
     if source.orbit is not None:
         orbit = Orbit.open(source.orbit)
-        count = orbit.check_upto(upto)
+        header, count, about = orbit.header, orbit.check_upto(upto), (orbit.last, source.orbit.name, orbit.size)
         model, processor, digest = replayed(orbit, source.orbit, count, base, device, progress)
-        facts = Facts(count, digest, orbit.last, source.orbit.name, orbit.size, **_measured(source.folder, count))
-        return Tuned(model, processor, orbit.header, facts, source)
-    assert source.weights is not None
-    return _from_weights(source, source.weights, base, upto, device)
+    else:
+        assert source.weights is not None
+        found = read_weights(source.weights)
+        header, count, about = found.header, found.round, (found.round, "", None)
+        if upto not in (None, count):
+            raise RecipeError(
+                f"round {upto} of {source.name}: a run of {header.method.name} keeps its newest weights alone, which "
+                f"are those of round {count}"
+            )
+        from fedseed.orbit.replay import replay
+
+        model, processor = _equipped(header, source.weights, base, device)
+        step = Record(max(1, found.changed), found.data, found.digest)
+        digest = replay(header, [step], model, None)
+    if source.folder is not None and (source.folder / CHAT_TEMPLATE).is_file():
+        processor.chat_template = (source.folder / CHAT_TEMPLATE).read_text(encoding="utf-8")
+    facts = Facts(count, digest, *about, **_measured(source.folder, count))
+    return Tuned(model, processor, header, facts, source)
 
 
 def replayed(
@@ -174,60 +181,25 @@ def best_round(source: Source, metric: str) -> int:
 def _equipped(header: Header, path: Path, base: str | None, device: str) -> tuple[Any, Any]:
     """The base that a header names, with the adapter that is tuned, at the first weights."""
     from fedseed.models.heads import Head
-    from fedseed.models.loading import find_base, load_model
+    from fedseed.models.loading import PACKAGED, find_base, load_model
     from fedseed.orbit.replay import digest_of_base, equip
 
     head = Head(header.classes, header.seed) if header.classes else None
     if base is not None:
-        model, processor = find_base(
-            base, header.dtype, header.base_digest, partial(digest_of_base, header), head, device
-        )
-    else:
-        try:
-            model, processor = load_model(_place(header, path), header.dtype, head=head, device=device)
-        except RecipeError as error:
-            raise RecipeError(f"{path}: its base: {error}; or say where it is with --base") from error
+        digest = partial(digest_of_base, header)
+        model, processor = find_base(base, header.dtype, header.base_digest, digest, head, device)
+        return equip(header, model), processor
+    # as the recipe gave it, where it was then, or as the recipe gave it from where the file is
+    place, given = header.base, Path(header.base).expanduser()
+    if place and place not in PACKAGED:
+        above = () if given.is_absolute() else (folder / given for folder in path.resolve().parents)
+        places = (given, *filter(None, [header.base_folder]), *above)
+        place = next((str(one) for one in places if (Path(one) / "config.json").is_file()), place)
+    try:
+        model, processor = load_model(place, header.dtype, head=head, device=device)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: its base: {error}; or say where it is with --base") from error
     return equip(header, model), processor
-
-
-def _place(header: Header, path: Path) -> str:
-    """Where a base is: as the recipe gave it, where it was then, or as the recipe gave it from where the file is."""
-    from fedseed.models.loading import PACKAGED
-
-    if header.base in PACKAGED or not header.base:
-        return header.base
-    given = Path(header.base).expanduser()
-    places = [given, *([Path(header.base_folder)] if header.base_folder else [])]
-    if not given.is_absolute():
-        places += [above / given for above in path.resolve().parents]
-    return next((str(place) for place in places if (place / "config.json").is_file()), header.base)
-
-
-def _from_weights(source: Source, path: Path, base: str | None, upto: int | None, device: str) -> Tuned:
-    from fedseed.orbit.replay import space_of
-    from fedseed.runs.store import read_weights
-    from fedseed.weights.change import Replace
-
-    found = read_weights(path)
-    header, number, digest = found.header, found.round, found.digest
-    if upto is not None and upto != number:
-        raise RecipeError(
-            f"round {upto} of {source.name}: a run of {header.method.name} keeps its newest weights alone, "
-            f"which are those of round {number}"
-        )
-    model, processor = _equipped(header, path, base, device)
-    from fedseed.models.loading import choose_trainable
-
-    if header.adapter is None:
-        choose_trainable(model, header.trainable)
-    space = space_of(header, model)
-    if space.layout != header.layout:
-        raise OrbitError(f"{path}: the base's trainable tensors or blocks are not those of the run")
-    space.apply(Replace(found.data))
-    if space.digest() != digest:
-        raise OrbitError(f"{path}: the weights' digest is {space.digest()}, the run's was {digest}")
-    model.eval()
-    return Tuned(model, processor, header, Facts(number, digest, number, **_measured(source.folder, number)), source)
 
 
 def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
@@ -236,15 +208,12 @@ def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
     from fedseed.models.loading import load_model
 
     folder = Path(place).expanduser()
-    config = folder / "adapter_config.json"
+    config, dtype = folder / "adapter_config.json", None
     if not config.is_file():
-        try:
+        with suppress(OSError, ValueError, AttributeError):
             saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             dtype = saved.get("dtype", saved.get("torch_dtype"))  # where its folder says so
-        except (OSError, ValueError, AttributeError):
-            dtype = None
-        dtype = dtype if dtype in ("float32", "bfloat16", "float16") else "float32"
-        return load_model(place, dtype, device=device)
+        return load_model(place, dtype if dtype in DTYPES else "float32", device=device)
     try:
         base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"] or "")
     except (ValueError, LookupError) as error:
