@@ -61,7 +61,7 @@ def things(monkeypatch, **points):
 def test_own_things_come_first_and_entry_points_when_they_are_asked_for(monkeypatch):
     registry = things(monkeypatch, three="3")
     monkeypatch.setattr(registries, "entry_points", lambda group: pytest.fail("not needed yet"))
-    assert registry.find("one") == 1 and registry.origin("one") == BUILT_IN
+    assert registry.find("one") == 1 and registry._entries["one"].origin == BUILT_IN
     registry = things(monkeypatch, three="3")
     assert registry.find("three") == 3 and registry.names() == ["one", "two", "three"]
     assert registry.find("four") is None and registry.find(None) is None and registry.find([]) is None
@@ -85,7 +85,7 @@ def test_a_file_is_run_once_and_again_when_it_has_changed(plugin):
     path = plugin(extra="fedseed.count = getattr(fedseed, 'count', 0) + 1")
     try:
         assert load_plugin(path) == load_plugin(str(path)) == str(path.resolve())
-        assert fedseed.count == 1 and registry.origin("other") == str(path)
+        assert fedseed.count == 1 and registry._entries["other"].origin == str(path)
         first = registry.find("other")
         plugin(extra="fedseed.count += 10")
         load_plugin(path)

@@ -165,10 +165,6 @@ class Registry(Generic[T]):
         self._load_entry_points()
         return self._broken
 
-    def origin(self, name: str) -> str:
-        """Returns where something came from. Raises KeyError."""
-        return self._entries[name].origin
-
     def _load_later(self) -> None:
         with _lock:
             own, self._later = self._later, None

@@ -11,8 +11,7 @@ import pytest
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.experiments import sweeps
-from fedseed.experiments.sweeps import Sweep, Sweeping, packaged_sweeps, read_sweep
-from fedseed.experiments.worker_pool import How, WorkerPool
+from fedseed.experiments.sweeps import How, Sweep, Sweeping, WorkerPool, packaged_sweeps, read_sweep
 from fedseed.runs.recipe import read_recipe
 
 TINY = ["rounds=2", "federation.per_round=2", "method.training.steps=1", "task.clients=2", "task.examples=5",

@@ -6,8 +6,7 @@ import math
 import pytest
 
 from fedseed.errors import FedseedError
-from fedseed.experiments.sweeps import SweepLine
-from fedseed.experiments.worker_pool import WorkerPool
+from fedseed.experiments.sweeps import SweepLine, WorkerPool
 from fedseed.reports.results import read_summary
 from fedseed.runs.assembly import build
 from fedseed_papers.catalogue import Form, chosen

@@ -94,9 +94,9 @@ def test_a_local_file(tmp_path):
         '[federation]\nnats = "tls://host:1"\nkey = "/keys/north.nk"\nca = "ca.pem"\n'
     )
     site = read_site(file)
-    assert site.names == ["north"] and site.out == str(file.parent / "model")
+    assert site.names == ["north"] and site.out == (file.parent / "model")
     assert site.own == OwnData(file.parent / "north.jsonl", None, 0.5)
-    assert (site.federation.key, site.federation.ca) == ("/keys/north.nk", str(file.parent / "ca.pem"))
+    assert (site.federation.key, site.federation.ca) == (Path("/keys/north.nk"), (file.parent / "ca.pem"))
     assert read_site(None).own is None and read_site(None).names == []
     for text, found in (("rounds = 3", "rounds = 3: unknown key"), ("a", "not valid TOML"), ("[data]\nevaluation = 2.0",
                         "data.evaluation = 2.0")):  # fmt: skip

@@ -16,7 +16,7 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.runs import workers as workers_module
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
-from fedseed.runs.workers import MOST_DEATHS, Team, Workers
+from fedseed.runs.workers import MOST_DEATHS, Workers
 from support.heard import Heard
 from support.network import until
 from support.worker_runs import RUNS, endless, federation, not_loading, workers
@@ -123,7 +123,7 @@ class Killer:
         self.team = None
         self.hit = set()  # process ids: nobody dies twice
         self._lock = threading.Lock()
-        starting, tell, apply = Team._start, workers_module.tell, Team.apply
+        starting, tell, apply = Workers._start, workers_module.tell, Workers.apply
 
         def started(team, seat):
             goes_on, self.team = starting(team, seat), team
@@ -140,9 +140,9 @@ class Killer:
             apply(team, *records)
             self.moment("idle", [seat for seat in team.seats if seat.start is not None], 0.7)
 
-        monkeypatch.setattr(Team, "_start", started)
+        monkeypatch.setattr(Workers, "_start", started)
         monkeypatch.setattr(workers_module, "tell", told)
-        monkeypatch.setattr(Team, "apply", applied)
+        monkeypatch.setattr(Workers, "apply", applied)
 
     def moment(self, doing, seats, share):
         """A worker does something; it may die of it, but none so often in a row that the run gives up."""
@@ -274,8 +274,8 @@ def test_no_worker_outlives_its_run(how, tmp_path):
 def test_workers_of_a_federation_that_never_runs_end_with_it(monkeypatch):
     """Also of one that can't be put together: they load while it is."""
     teams = []
-    load = Team.load
-    monkeypatch.setattr(Team, "load", lambda team: (teams.append(team), load(team)))
+    load = Workers.load
+    monkeypatch.setattr(Workers, "load", lambda team: (teams.append(team), load(team)))
     made = build(read_recipe("quickstart-ferret", TINY), workers=2)
     assert made.team is teams[0]
     until(lambda: all(seat.process is not None for seat in teams[0].seats), 300, "no worker starts")

@@ -17,8 +17,7 @@ from typing import Any
 
 from fedseed.durable import write_whole
 from fedseed.errors import FedseedError
-from fedseed.experiments.sweeps import Sweep, Sweeping, SweepLine, SweepRun, find_sweep, read_sweep
-from fedseed.experiments.worker_pool import How
+from fedseed.experiments.sweeps import How, Sweep, Sweeping, SweepLine, SweepRun, find_sweep, read_sweep
 from fedseed.reports.results import read_summary
 from fedseed.runs.folder import discard
 from fedseed.runs.recipe import read_recipe

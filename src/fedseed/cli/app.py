@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from fedseed.cli import looking, network, pages, preview, results, starting
+from fedseed.cli import looking, network, pages, results
 from fedseed.cli.common import (
     LogLevel,
     ReadingForDevice,
@@ -172,19 +172,18 @@ def compare(
 ) -> None:
     """Run several recipes and lay the results side by side; over seeds and grids of settings, too."""
     from fedseed.experiments import sweeps
-    from fedseed.experiments.worker_pool import How
 
     shown = telling.screen()
     file = sweeps.find_sweep(recipes[0]) if len(recipes) == 1 else None
     if file is not None or swept.seeds is not None or swept.grid or swept.each:
         lines = dict(sweeps.parse_grid(text, "--each") for text in swept.each or [])
         numbers = None if swept.seeds is None else sweeps.parse_seeds(swept.seeds)
-        typed = sweeps.Typed(reading.changes, numbers, dict(map(sweeps.parse_grid, swept.grid or [])), lines)
-        how = How(
+        grid = dict(map(sweeps.parse_grid, swept.grid or []))
+        how = sweeps.How(
             swept.jobs, reading.plugins, reading.trust_plugins, running.workers, running.threads, running.overwrite
         )
         with interruptible():
-            sweep = sweeps.made_sweep(file, recipes, typed)
+            sweep = sweeps.made_sweep(file, recipes, reading.changes, numbers, grid, lines)
             sweeping = sweeps.Sweeping(sweep, out, lambda text: say(text, shown), how)
             done = sweeping.run()
             for sheet in sweeps.write_results(sweeping.sweep, done, out):
@@ -258,9 +257,9 @@ def _check_no_sweep(recipe: str) -> None:
 
 
 GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Begin": (starting.new, run, results.evaluate, results.generate, results.export),
+    "Begin": (looking.new, run, results.evaluate, results.generate, results.export),
     "Federate": (network.keys, network.serve, network.join, network.status, pages.watch, verify),
-    "Look": (pages.report, compare, looking.list_, starting.explain, preview.preview, looking.partition, looking.bench),
+    "Look": (pages.report, compare, looking.list_, looking.explain, looking.preview, looking.partition, looking.bench),
 }
 for group, commands in GROUPS.items():
     for command in commands:
@@ -272,10 +271,8 @@ def main() -> None:
     """Runs the command line; errors become one line and an exit code."""
     try:
         app(prog_name="fedseed")  # however it was started: completion goes by the name
-    except RecipeError as error:
-        _fail(error, 2)
     except (FedseedError, OSError) as error:
-        _fail(error, 1)
+        _fail(error, 2 if isinstance(error, RecipeError) else 1)
     except ModuleNotFoundError as error:
         if error.name not in TRAINING_PACKAGES:
             raise

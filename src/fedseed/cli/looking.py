@@ -1,12 +1,13 @@
-"""`fedseed bench`, `partition` and `list`: what a recipe will cost, who holds what, what there is."""
+"""`fedseed new`, `explain`, `list`, `preview`, `partition`, `bench`: what one does and looks at before a run."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -22,8 +23,10 @@ from fedseed.cli.common import (
     answer,
     console,
     grouped,
+    say,
 )
-from fedseed.errors import RecipeError
+from fedseed.errors import FedseedError, RecipeError, StorageError
+from fedseed.reports.tables import plain_table
 
 LISTED = Literal[
     "methods", "tasks", "metrics", "rewards", "aggregation", "trackers", "transports", "models", "bases", "recipes",
@@ -38,6 +41,143 @@ ENDINGS: Mapping[LISTED, str] = {
     "models": "Any folder or hub name with a model of transformers will do, too (model.base).",
     "keys": "fedseed explain KEY says what one means; docs/recipe.md has all.",
 }
+
+
+SHOWN_CLIENTS = 24
+NEWLINE = "⏎"
+# two shades in turn, so that it is seen where a token ends
+LEARNT = ("bold black on green", "bold black on bright_green")
+OTHER = ("default", "dim")
+
+
+def new(
+    folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.", metavar="[DIR]")] = Path(),
+) -> None:
+    """Write a commented recipe and a folder with example data, to begin with. The recipe runs as it is."""
+    template = files("fedseed") / "cli" / "template"
+    parts = list(_parts(template, Path()))
+    if taken := [str(folder / part) for part, _ in parts if (folder / part).exists()]:
+        raise FedseedError(f"{', '.join(taken)}: there already; choose another folder: fedseed new DIR")
+    try:
+        for part, source in parts:
+            (folder / part).parent.mkdir(parents=True, exist_ok=True)
+            (folder / part).write_bytes(source.read_bytes())
+    except OSError as error:
+        raise StorageError(f"{error.filename}: can't be written: {error.strerror}") from error
+    for part, _ in parts:
+        say(f"  {folder / part}")
+    where = "" if folder == Path() else f"cd {folder} && "
+    say(f"Next: {where}fedseed run recipe.toml")
+
+
+def explain(
+    key: Annotated[str, typer.Argument(help="A key, such as method.training.learning_rate, its end, or a table.")],
+    plugin: PluginOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a recipe's key means: type, default, and which methods or tasks have it."""
+    from fedseed.runs.keys import find_keys, near_key
+    from fedseed.runs.recipe import recipe_keys
+
+    keys = recipe_keys()
+    found = find_keys(keys, key)
+    if not found:
+        hint = near_key(keys, key)
+        raise RecipeError(f"{key}: no recipe has such a key; {hint + ' ' if hint else ''}`fedseed list keys` has all")
+    if as_json:
+        answer([{"key": k.key, "type": k.kind, "default": k.default, "about": k.about, "of": k.of} for k in found])
+        return
+    for number, one in enumerate(found):
+        console.print(Text(f"{one.key}" if number == 0 else f"\n{one.key}", style="bold"), soft_wrap=True)
+        say(f"  {one.about}")
+        default = one.default if " " in one.default else f"default {one.default}"
+        say(f"  {one.kind}; {default}")
+        if one.of:
+            say(f"  of {', '.join(one.of)}")
+
+
+def _parts(folder: Traversable, inside: Path) -> list[tuple[Path, Traversable]]:
+    """The files of a folder and of those in it, by where they are in it."""
+    found = []
+    for part in sorted(folder.iterdir(), key=lambda part: part.name):
+        if part.is_dir():
+            found += _parts(part, inside / part.name)
+        elif not part.name.startswith((".", "_")):
+            found.append((inside / part.name, part))
+    return found
+
+
+@grouped
+def preview(
+    recipe: RecipeArgument,
+    client: Annotated[str | None, typer.Option(help="Whose examples are shown. Default: the first client's.")] = None,
+    examples: Annotated[int, typer.Option(min=0, help="How many are shown.")] = 2,
+    held_out: Annotated[bool, typer.Option("--held-out", help="Show held-out examples.")] = False,
+    *,
+    reading: Reading,
+) -> None:
+    """Show examples as tokens, what counts for the loss, what is cut. Needs the data and the tokenizer, no weights."""
+    checked = reading.read(recipe)
+    from fedseed.models.loading import quiet  # torch from here on
+    from fedseed.runs.preview import preview as look
+
+    quiet()
+    found = look(checked, client, examples, held_out)
+    for line in found.notes:
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(clients_table(found.clients))
+    console.print(
+        f"Parts: what is learnt from. Median, longest: their tokens; what is over {found.limit} is left out or cut. "
+        "Count: the share of tokens that count for the loss.",
+        highlight=False,
+    )
+    console.print()
+    for shown in found.shown:
+        console.print(shown.title, style="bold", highlight=False, soft_wrap=True)
+        if shown.pieces:
+            console.print(tokens_text(shown.pieces, console.is_terminal), soft_wrap=True)
+        if shown.note:
+            console.print(shown.note, highlight=False, soft_wrap=True)
+        console.print()
+    if found.shown:
+        how = "green counts for the loss" if console.is_terminal else "[[...]] counts for the loss, | ends a token"
+        console.print(f"{how}; ⏎ is a line's end", highlight=False)
+
+
+def tokens_text(pieces: Sequence[Any], coloured: bool) -> Text:
+    """Returns tokens in a row, those that count for the loss marked; a line ends where one of them ends it.
+
+    Args:
+        pieces: tokens (`text`, `learnt`).
+        coloured: by colours; else `|` stands between tokens, and `[[`, `]]` around those that count.
+    """
+    made = Text()
+    before = False
+    for at, piece in enumerate(pieces):
+        text = piece.text.replace("\n", NEWLINE)
+        if coloured:
+            made.append(text, (LEARNT if piece.learnt else OTHER)[at % 2])
+        else:
+            sign = ("|" if at else "") if before == piece.learnt else "[[" if piece.learnt else "]]"
+            made.append(sign + text)
+            before = piece.learnt
+        if piece.text.endswith("\n"):
+            made.append("\n")
+    if before:
+        made.append("]]")
+    return made
+
+
+def clients_table(clients: Sequence[Any]) -> Table:
+    """Returns what each client has: examples, tokens, and how many of these count."""
+    rows = []
+    for one in clients[:SHOWN_CLIENTS]:
+        values = (one.examples, one.dropped, one.items, one.cut, one.median, one.longest)
+        share = f"{one.learnt / one.tokens:.0%}" if one.tokens else "-"
+        rows.append([one.name, *(f"{value:,}" for value in values), share])
+    if len(clients) > SHOWN_CLIENTS:
+        rows.append([f"{len(clients) - SHOWN_CLIENTS:,} more", *[""] * 7])
+    return plain_table(("client", "examples", "left out", "parts", "cut", "median", "longest", "count"), rows)
 
 
 @grouped

@@ -152,10 +152,7 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
         raise RecipeError('join: say for whom with --client NAME (repeatable; --client "*": for all)')
     checked = replace(reading, device=reading.device or told.device).read(recipe)
     there, own = told.federation, told.own
-    reaching = Reaching(
-        reaching.nats or there.nats, reaching.run or there.run, reaching.key or _path(there.key),
-        reaching.ca or _path(there.ca),
-    )  # fmt: skip
+    reaching = Reaching(*(getattr(reaching, way) or getattr(there, way) for way in ("nats", "run", "key", "ca")))
     name = run_name(checked, recipe, reaching.run)
     if site.data is not None or site.evaluation_file is not None:
         given = own or OwnData()
@@ -163,16 +160,15 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
             given, path=site.data or given.path, evaluation_file=site.evaluation_file or given.evaluation_file
         )
     way = transport(reaching.reach(checked, names[0]), name)
-    folder = site.out or _path(told.out)
+    folder = site.out or told.out
     from fedseed.models.loading import quiet  # torch from here on
     from fedseed.reports.progress import Shown
     from fedseed.runs.joining import Loading, joining, keep, orbit_place
 
     quiet()
     orbit = None if folder is None else orbit_place(folder)
-    signs = site.identity or _path(told.identity)
     with interruptible():
-        shown = Shown(console, JOIN_LINES)
+        shown, signs = Shown(console, JOIN_LINES), site.identity or told.identity
         process = joining(Loading(checked, names, progress=shown, own=own, identity=signs), name, way, orbit)
         digest = process.run()
     say(f"the run {name} is over: {process.at} rounds")
@@ -180,10 +176,6 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
     if folder is not None:
         keep(process, digest, folder)
         say(f"Model: {folder}")
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
 
 
 def status(

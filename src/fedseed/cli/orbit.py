@@ -1,18 +1,15 @@
 """`fedseed orbit ...`: look at orbits, check them, replay them, make new ones of them, sign them."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedseed.cli.common import JsonOption, Placing, PluginOption, Telling, answer, console, grouped, say, stepping
+from fedseed.cli.results import export
 from fedseed.errors import RecipeError, plural
 from fedseed.orbit import NO_DIGEST, Orbit, edit
-from fedseed.orbit.card import Facts
-from fedseed.orbit.export import check_free, export_model
 from fedseed.text import shown
 
 app = typer.Typer(help="Look at, check, replay, cut, compare and sign orbits.", no_args_is_help=True)
@@ -22,20 +19,7 @@ PathArgument = Annotated[Path, typer.Argument(help="The orbit file.")]
 NewFile = Annotated[Path, typer.Option("--out", help="The new orbit file; must not exist.")]
 
 
-@dataclass(frozen=True)
-class Replaying(Placing):
-    """Of which base steps are replayed, and where."""
-
-    def replay(
-        self, path: Path, orbit: Orbit, count: int, screen: Console, check_all: bool = False
-    ) -> tuple[Any, Any, str]:
-        """Load the base and replay onto it, with a bar; returns model, tokenizer and digest."""
-        from fedseed.models.loading import quiet
-        from fedseed.runs.tuned import replayed
-
-        quiet()
-        with stepping(screen, count) as tell:
-            return replayed(orbit, path, count, self.base, self.device, tell, check_all)
+app.command("replay", help="Rebuild the model and write it as a folder: as `fedseed export` does.")(export)
 
 
 @app.command()
@@ -90,7 +74,7 @@ def verify(
     plugin: PluginOption = None,
     as_json: JsonOption = False,
     *,
-    replaying: Replaying,
+    placing: Placing,
 ) -> None:
     """Check an orbit: checksums, chain, every step's content; if asked, digests and signature."""
     if signed is not None and key is None:
@@ -109,33 +93,17 @@ def verify(
         say(f"the signature is that of {key.name}", screen)
     if replay:
         recorded = sum(part.digest != NO_DIGEST for part in orbit.parts)
-        digest = replaying.replay(path, orbit, orbit.last, screen, check_all=True)[2]
+        from fedseed.models.loading import quiet
+        from fedseed.runs.tuned import replayed
+
+        quiet()
+        with stepping(screen, orbit.last) as tell:
+            digest = replayed(orbit, path, orbit.last, placing.base, placing.device, tell, check_all=True)[2]
         found |= {"digests_compared": recorded, "digest": digest}
         right = f"{plural(recorded, 'recorded digest')} {'is' if recorded == 1 else 'are'} right"
         say(f"replayed: {right}; the last is {digest}", screen)
     if as_json:
         answer(found)
-
-
-@app.command()
-@grouped
-def replay(
-    path: PathArgument,
-    out: Annotated[Path, typer.Option(help="Folder to write the model to; must not hold one.")],
-    upto: Annotated[int | None, typer.Option(help="Apply the steps up to this number only.")] = None,
-    plugin: PluginOption = None,
-    *,
-    replaying: Replaying,
-) -> None:
-    """Rebuild the model (or the adapter) and write a folder that transformers (or peft) loads, with a model card."""
-    orbit = Orbit.open(path)
-    count = orbit.check_upto(upto)
-    check_free(out)
-    model, tokenizer, digest = replaying.replay(path, orbit, count, console)
-    facts = Facts(count, digest, orbit.last, path.name, orbit.size)
-    export_model(out, model, tokenizer, orbit.header, facts)
-    say(f"{plural(count, 'step')} applied; digest {digest}")
-    say(f"{'Model' if orbit.header.adapter is None else 'Adapter'}: {out}")
 
 
 @app.command()

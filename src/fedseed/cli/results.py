@@ -127,13 +127,8 @@ def evaluate(
         metrics, notes = evaluate(tuned, checked)
         results = {str(checked.task.name): metrics}
     if as_json:
-        facts = tuned.facts
-        about = {
-            "source": source,
-            "round": None if facts is None else facts.steps,
-            "weights_digest": None if facts is None else facts.digest,
-        }
-        answer({**about, "notes": notes, "metrics": results})
+        number, digest = (None, None) if tuned.facts is None else (tuned.facts.steps, tuned.facts.digest)
+        answer({"source": source, "round": number, "weights_digest": digest, "notes": notes, "metrics": results})
         return
     for text in notes:
         say(text)

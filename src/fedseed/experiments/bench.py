@@ -18,7 +18,7 @@ from fedseed.federation.messages import FRAME_BYTES
 from fedseed.methods import Method
 from fedseed.models import adapters, quantized
 from fedseed.models.architectures import architecture_of
-from fedseed.models.heads import Head, head_parameters
+from fedseed.models.heads import head_parameters
 from fedseed.models.loading import base_config, choose_trainable, outline
 from fedseed.objectives.tokens import longest_input
 from fedseed.reports.machine import available_memory
@@ -93,7 +93,8 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
     if vocabulary is not None:
         limits = (recipe.evaluation.max_length if tokens is None else tokens, longest_input(model))
-        length, batch = min(n for n in limits if n is not None), _batch(method)
+        length, how = min(n for n in limits if n is not None), training or method
+        batch = int(getattr(method, "micro_batch", 0) or getattr(how, "batch", 1))  # that go through it at a time
         size = batch * length * vocabulary * getattr(torch, settings.dtype).itemsize
         parts.append((f"logits of {plural(batch, 'example')} of {length:,} tokens", size))
     return Reckoned(sum(p.numel() for p in tensors), count, settings.dtype, [part for part in parts if part[1]])
@@ -115,8 +116,8 @@ def _outline(recipe: Recipe) -> tuple[Any, int]:
     settings = recipe.model
     architecture, head = settings.architecture or architecture_of(base_config(settings.base)), None
     try:
-        kind, classes = kind_for(recipe, load_data(recipe))
-        architecture, head = kind.architecture, Head(classes, recipe.seed) if classes else None
+        kind, head = kind_for(recipe, load_data(recipe))
+        architecture = kind.architecture
     except RecipeError:  # the data are not here: a model that writes texts, unless the recipe says otherwise
         pass
     how = settings.base, settings.dtype, settings.trust_remote_code, architecture, head, settings.attention
@@ -130,12 +131,6 @@ def _outline(recipe: Recipe) -> tuple[Any, int]:
     if adapter is None or trainable is not None:
         choose_trainable(model, trainable)
     return model, saved
-
-
-def _batch(method: Any) -> int:
-    """Returns how many examples go through the model at a time."""
-    training = getattr(method, "training", method)
-    return int(getattr(method, "micro_batch", 0) or getattr(training, "batch", 1))
 
 
 def _bytes(tensor: torch.Tensor) -> int:

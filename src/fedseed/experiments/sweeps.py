@@ -16,36 +16,41 @@ Planning does not import torch; the processes of the runs do.
 import json
 import os
 import re
+import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from importlib.resources import files
 from itertools import product
 from math import inf, isfinite
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedseed.errors import RecipeError, plural
-from fedseed.experiments.worker_pool import STOPPED, How, Job, WorkerPool
+from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.metrics import lower_is_better, shown_metrics
+from fedseed.processes import start
 from fedseed.randomness.seed import Seed, check_seed
 from fedseed.registry import COMMANDS, resolve
 from fedseed.reports.comparison import Compared, costs_sheet, results_sheet, write_comparison
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import Sheet
-from fedseed.runs.folder import discard
+from fedseed.runs.folder import RunFolder, discard
 from fedseed.runs.keys import explain
-from fedseed.runs.recipe import packaged_recipes, read_toml
+from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe, read_toml
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Say = Callable[[str], None]
 BESIDE = "validation_loss"  # a metric that runs with early stopping have besides those of their results
+STOPPED = "the sweep was stopped"
 VALIDATION = 0.1  # share of the examples that a grid's point is chosen on, where a task would keep none
 
 
@@ -107,11 +112,6 @@ class Scenario(_Table):
     also: dict[str, list[str]] = {}
     grids: dict[str, dict[str, list[Any]]] = {}
     runs: list[str] | None = None
-
-    def without(self, keys: Iterable[str]) -> "Scenario":
-        """Returns the scenario without grid values of its own for these keys."""
-        left = {run: {k: v for k, v in grid.items() if k not in set(keys)} for run, grid in self.grids.items()}
-        return self.model_copy(update={"grids": left})
 
 
 class Sweep(_Table):
@@ -274,34 +274,165 @@ def parse_seeds(text: str) -> list[int]:
         raise RecipeError(f"--seeds {text}: write whole numbers, such as 1,2,3") from error
 
 
-class Typed(NamedTuple):
-    """What a command line says of a sweep besides the recipes; it is added after what the sweep's file says.
+def made_sweep(
+    file: Path | None, recipes: Sequence[str], changes: Sequence[str] = (), seeds: list[int] | None = None,
+    grid: Mapping[str, list[Any]] | None = None, each: Mapping[str, list[Any]] | None = None,
+) -> Sweep:  # fmt: skip
+    """Returns the sweep of a file, or of recipes, with what a command line adds after it.
 
     Args:
-        set: settings of all runs.
+        file: the sweep's; None: there is none.
+        recipes: files and names, of which each is a line then.
+        changes: settings of all runs.
         seeds: the runs' seeds; None: those of the file, or 1.
         grid: values to choose from, by key.
         each: values to be shown side by side, by key.
+
+    Raises:
+        RecipeError: the file is wrong.
     """
-
-    set: list[str]
-    seeds: list[int] | None
-    grid: Mapping[str, list[Any]]
-    each: Mapping[str, list[Any]]
-
-
-def made_sweep(file: Path | None, recipes: Sequence[str], typed: Typed) -> Sweep:
-    """Returns the sweep of a file, or of recipes, with what was typed. Raises RecipeError if the file is wrong."""
+    grid, each = grid or {}, each or {}
     if file is None:
-        runs = [SweepRun(label=Path(r).stem, recipe=r, grid=dict(typed.grid), each=dict(typed.each)) for r in recipes]
-        sweep = Sweep(runs=runs, set=typed.set)
+        runs = [SweepRun(label=Path(r).stem, recipe=r, grid=dict(grid), each=dict(each)) for r in recipes]
+        sweep = Sweep(runs=runs, set=[*changes])
     else:
         sweep = read_sweep(file)
-        lines = [line for run in sweep.runs for line in run.lines(typed.each)]
-        runs = [line.model_copy(update={"grid": {**line.grid, **typed.grid}}) for line in lines]
-        blocks = [block.without(typed.grid) for block in sweep.scenarios]
-        sweep = sweep.model_copy(update={"runs": runs, "scenarios": blocks, "set": [*sweep.set, *typed.set]})
-    return sweep if typed.seeds is None else sweep.model_copy(update={"seeds": typed.seeds})
+        lines = [line for run in sweep.runs for line in run.lines(each)]
+        runs = [line.model_copy(update={"grid": {**line.grid, **grid}}) for line in lines]
+        blocks = []
+        for block in sweep.scenarios:  # what was typed goes before a block's own values
+            left = {run: {k: v for k, v in own.items() if k not in grid} for run, own in block.grids.items()}
+            blocks.append(block.model_copy(update={"grids": left}))
+        sweep = sweep.model_copy(update={"runs": runs, "scenarios": blocks, "set": [*sweep.set, *changes]})
+    return sweep if seeds is None else sweep.model_copy(update={"seeds": seeds})
+
+
+# -- its runs, in processes forked from one that has imported what they need (`fedseed.processes`) ---------------------
+
+
+@dataclass(frozen=True)
+class How:
+    """How a sweep's runs are run.
+
+    Args:
+        jobs: runs at a time; the machine's cores are shared out among them.
+        plugins: files and modules to load first, here and in the runs' processes.
+        trust_plugins: load what recipes name as plug-ins, too.
+        workers: local processes that each run deals its clients to; None: a run is one process.
+        threads: how many threads each process has.
+        overwrite: begin every run anew, also where there is a finished one.
+    """
+
+    jobs: int = 1
+    plugins: Sequence[str] = ()
+    trust_plugins: bool = False
+    workers: int | None = None
+    threads: int | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Args:
+        name: what progress calls it.
+        folder: where its files go.
+        recipe: the file or the name of a packaged one.
+        settings: what is set in it, "key=value" each.
+        how: how it is run.
+    """
+
+    name: str
+    folder: Path
+    recipe: str
+    settings: tuple[str, ...]
+    how: How = How()
+
+    def read(self) -> Recipe:
+        """Returns the recipe as it will be run. Raises RecipeError."""
+        return read_recipe(self.recipe, self.settings, self.how.plugins, self.how.trust_plugins)
+
+
+class WorkerPool:
+    """The processes of a sweep's runs.
+
+    Args:
+        threads: how many threads a run may use; None: as many as there are cores.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads
+        self._running: set[BaseProcess] = set()
+        self._lock = threading.Lock()
+        self.stopped = threading.Event()
+
+    def run(self, job: Job) -> str | None:
+        """Runs or resumes a job; of a finished one, only checks the recipe. Its output goes to log.txt in its folder.
+
+        Returns:
+            None, or why it failed.
+
+        Raises:
+            RecipeError: the recipe, or what it needs, is wrong.
+        """
+        summary = job.folder / "summary.json"
+        if summary.exists():
+            RunFolder(job.folder, job.read().to_toml(), resume=True)  # checks that it is the same recipe
+            return None
+        job.folder.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            if self.stopped.is_set():
+                return STOPPED
+            process, connection = start(_run, job, threads=self._threads)
+            self._running.add(process)
+        code = None
+        with connection, suppress(EOFError, OSError):  # it died, and has said nothing
+            code = connection.recv()
+        with self._lock:
+            self._running.discard(process)
+        process.join()
+        if self.stopped.is_set():
+            return STOPPED
+        if code == 0 and summary.exists():
+            return None
+        log = job.folder / "log.txt"
+        said = log.read_text(encoding="utf-8").strip().splitlines() if log.exists() else []
+        reason = said[-1].removeprefix("fedseed: ") if said else f"its process ended with exit code {process.exitcode}"
+        if code == 2:
+            raise RecipeError(reason)
+        return reason
+
+    def stop(self) -> None:
+        """Ends all processes; runs that are not finished can be resumed later."""
+        with self._lock:
+            self.stopped.set()
+            for process in self._running:
+                process.terminate()
+
+
+def _run(heard: object, say: object, job: Job) -> int:
+    """Does a run in a process forked for it, and returns its exit code; a run whose sweep is gone is resumed later."""
+    log = os.open(job.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        from fedseed.models.loading import quiet
+        from fedseed.reports.progress import Screen, Shown
+        from fedseed.runs.assembly import build
+
+        quiet()
+        checked = job.read()  # plug-ins are loaded here, in the process that runs them
+        shown = Shown(Screen(width=120, force_terminal=False))
+        build(checked, job.folder, shown, job.how.workers, job.how.threads).run(resume=True)
+    except (FedseedError, OSError) as error:
+        print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return 2 if isinstance(error, RecipeError) else 1
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()  # whoever hears of the end reads it
+        return 1
+    return 0
 
 
 class Sweeping:
@@ -332,7 +463,8 @@ class Sweeping:
         self._kept: dict[tuple[str, str], list[str]] = {}  # settings that keep validation examples
         self._kept = self._validation()
         for scenario, run in sweep.lines():
-            points, choosing = run.points(), self._chooses(scenario, run)
+            points, here = run.points(), sweep.choose_in in (None, scenario.name)
+            choosing = here and len(points) > 1
             self.total += len(sweep.seeds) + (len(points) if choosing else 0)
             for point in points:
                 self._check(scenario, run, point, choosing)
@@ -344,8 +476,9 @@ class Sweeping:
             RecipeError: there is nothing to choose a grid's point on, or a run's data or model can't be had.
         """
         lines, seen = self.sweep.lines(), set()
-        for scenario, run in lines:
-            if self._chooses(scenario, run):  # errors in the data that it chooses on are raised before any run
+        choosing = [line for line in lines if self.sweep.choose_in in (None, line[0].name)]
+        for scenario, run in choosing:
+            if len(run.points()) > 1:  # errors in the data that it chooses on are raised before any run
                 job = self._job(scenario, run, run.points()[0], self.sweep.seeds[0], choosing=True)
                 task = job.read().task
                 if (about := task.model_dump_json()) not in seen and not (job.folder / "summary.json").exists():
@@ -353,9 +486,7 @@ class Sweeping:
                     task.load()
         with ThreadPoolExecutor(self.how.jobs) as pool:
             chosen = {
-                (scenario.name, run.label): pool.submit(self._choose, scenario, run)
-                for scenario, run in lines
-                if self.sweep.choose_in in (None, scenario.name)
+                (scenario.name, run.label): pool.submit(self._choose, scenario, run) for scenario, run in choosing
             }
             # a line waits for its point to be chosen: all choosing is ahead of it in the pool
             made = [
@@ -389,10 +520,6 @@ class Sweeping:
                 "set it yourself for another share"
             )
         return kept
-
-    def _chooses(self, scenario: Scenario, run: SweepRun) -> bool:
-        """Returns whether a run chooses a point of its grid in this scenario."""
-        return len(run.points()) > 1 and self.sweep.choose_in in (None, scenario.name)
 
     def _check(self, scenario: Scenario, run: SweepRun, point: Point, choosing: bool) -> None:
         job = self._job(scenario, run, point, self.sweep.seeds[0], choosing=False)

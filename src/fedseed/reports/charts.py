@@ -76,7 +76,11 @@ COSTS: tuple[tuple[str, Axis, Callable[[RoundLine], float]], ...] = (
         lambda line: (line.bytes_up + line.bytes_down) * line.rounds,
     ),
     ("passes", Axis("forward passes (a backward pass is two), all clients", log=True), RoundLine.passes),
-    ("seconds", Axis("seconds of rounds, all clients", log=True, unit="s"), RoundLine.own_seconds),
+    (
+        "seconds",
+        Axis("seconds of rounds, all clients", log=True, unit="s"),
+        lambda line: sum(spent for phase, spent in line.seconds.items() if phase != "evaluation"),
+    ),
 )
 
 

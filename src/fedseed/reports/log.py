@@ -1,6 +1,7 @@
 """What a run says while it goes on, kept in log.txt of its folder: notes, warnings, when sessions began and ended."""
 
 import io
+import re
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,13 +80,8 @@ def stamp() -> str:
 def first_stamp(folder: Path | None) -> str | None:
     """Returns when the first session of a folder's run began, as its log.txt has it."""
     try:
-        lines = [] if folder is None else (folder / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+        text = "" if folder is None else (folder / NAME).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    for line in lines:
-        word, _, rest = line.partition(" ")
-        with suppress(ValueError):
-            datetime.strptime(word, "%Y-%m-%dT%H:%M:%SZ")
-            if rest.startswith("began"):
-                return word
-    return None
+    found = re.search(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) began", text, re.MULTILINE)
+    return None if found is None else found[1]

@@ -119,19 +119,12 @@ def _tiles(view: RunView) -> list[tuple[str, str, str]]:
     tiles, summary = [], view.summary or {}
     for name in shown_metrics(dict.fromkeys(view.measured))[:4]:
         before, after = view.before_and_after(name)
-        tiles.append(
-            (
-                metric_title(name),
-                metric_text(name, after),
-                "" if before is None else f"{metric_text(name, before)} before tuning",
-            )
-        )
-    payload = view.payload()
-    if payload is not None:
+        beside = "" if before is None else f"{metric_text(name, before)} before tuning"
+        tiles.append((metric_title(name), metric_text(name, after), beside))
+    if (payload := view.payload()) is not None:
         up, down = payload
-        tiles.append(
-            ("bytes a round", human_bytes(up + down), f"a client: {human_bytes(up)} up, {human_bytes(down)} down")
-        )
+        beside = f"a client: {human_bytes(up)} up, {human_bytes(down)} down"
+        tiles.append(("bytes a round", human_bytes(up + down), beside))
         whole = summary.get("fedavg_bytes")
         if whole and up + down > 0:
             ratio = whole / (up + down)

@@ -1,7 +1,6 @@
 """Who holds what: a task's clients by label, as a table and as a picture. Free of torch."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from fedseed.errors import plural
 from fedseed.reports.tables import plain_table
-from fedseed.tasks.data import Choice, ClientData, Cloze, Picture, TaskData
+from fedseed.tasks.data import Choice, Cloze, Picture, TaskData
 from fedseed.text import natural
 
 SHOWN_CLIENTS = 24  # more are summed up
@@ -47,29 +46,19 @@ class PartitionStatistics:
         return float(np.abs(shares - whole).sum(axis=1).mean() / 2)
 
 
-def labels_of(client: ClientData, classes: Sequence[str] = ()) -> list[str]:
-    """Returns the label of each of a client's examples: the one the task gives, or the right option, word or class.
-
-    Args:
-        client: a data holder.
-        classes: the classes' names; for pictures.
-    """
-    return list(client.labels) if client.labels else [_label(example, classes) for example in client.examples]
-
-
-def _label(example: Any, classes: Sequence[str]) -> str:
-    if isinstance(example, Choice):
-        return example.options[example.gold].strip()
-    if isinstance(example, Cloze):
-        return example.words[example.gold].strip()
-    if isinstance(example, Picture):
-        return classes[example.label] if classes else f"{example.label}"
-    return ""
-
-
 def partition_statistics(data: TaskData) -> PartitionStatistics:
-    """Count a task's examples by client and label."""
-    counted = [Counter(labels_of(client, data.classes)) for client in data.clients]
+    """Count a task's examples by client and label: the one the task gives, or the right option, word or class."""
+
+    def label(example: Any) -> str:
+        if isinstance(example, Choice):
+            return example.options[example.gold].strip()
+        if isinstance(example, Cloze):
+            return example.words[example.gold].strip()
+        if isinstance(example, Picture):
+            return data.classes[example.label] if data.classes else f"{example.label}"
+        return ""
+
+    counted = [Counter(client.labels or map(label, client.examples)) for client in data.clients]
     labels = sorted(set().union(*counted), key=natural)
     counts = np.array([[count[label] for label in labels] for count in counted], dtype=np.int64)
     return PartitionStatistics(tuple(client.name for client in data.clients), tuple(labels), counts)

@@ -66,15 +66,13 @@ class Exporter:
         self._last = self._ask() or self._last
         with self._lock:
             counts = dict(self._counts)
-        sent = CounterMetricFamily(
-            "fedseed_payload_bytes", "Payload of all clients since this process began.", labels=["direction"]
-        )
-        sent.add_metric(["up"], counts["up"])
-        sent.add_metric(["down"], counts["down"])
+        about = "Payload of all clients since this process began."
+        sent = CounterMetricFamily("fedseed_payload_bytes", about, labels=["direction"])
+        for direction in ("up", "down"):
+            sent.add_metric([direction], counts[direction])
         yield sent
-        yield CounterMetricFamily(
-            "fedseed_rounds_done", "Rounds that counted since this process began.", value=counts["rounds"]
-        )
+        about = "Rounds that counted since this process began."
+        yield CounterMetricFamily("fedseed_rounds_done", about, value=counts["rounds"])
         status = self._last
         if status is None:
             return
@@ -96,12 +94,10 @@ class Exporter:
             newest = "evaluation" if metric_of(name)[1].held_out else "round"
             about = f"{words[0].upper()}{words[1:]}, of the last {newest}."
             yield GaugeMetricFamily(f"fedseed_{name}", about, value=last[name])
-        yield CounterMetricFamily(
-            "fedseed_repeated_rounds", "Rounds begun again for want of answers.", value=status["repeated_rounds"]
-        )
-        refused = CounterMetricFamily(
-            "fedseed_refused_messages", "Messages not accepted, by client.", labels=["client"]
-        )
+        about = "Rounds begun again for want of answers."
+        yield CounterMetricFamily("fedseed_repeated_rounds", about, value=status["repeated_rounds"])
+        about = "Messages not accepted, by client."
+        refused = CounterMetricFamily("fedseed_refused_messages", about, labels=["client"])
         for client, reasons in status["refusals"].items():
             refused.add_metric([client], sum(reasons.values()))
         yield refused

@@ -95,10 +95,6 @@ class RoundLine:
         """Returns the forward passes; a backward pass counts as two."""
         return float(self.forward_passes + 2 * self.backward_passes)
 
-    def own_seconds(self) -> float:
-        """Returns the seconds of the rounds themselves, without evaluations."""
-        return float(sum(spent for phase, spent in self.seconds.items() if phase != "evaluation"))
-
 
 FIELDS = tuple(part.name for part in fields(RoundLine) if part.name != "metrics")
 OF_THE_BASE = ("round", "seconds", "weights_digest", "by_client")

@@ -19,7 +19,7 @@ from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
-from fedseed.runs.workers import Team, Workers
+from fedseed.runs.workers import Workers
 from fedseed.tasks.data import TaskData
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,8 @@ def build(
     per_round = recipe.federation.count(count)
     team = None
     if workers is not None:
-        team = Team(Workers(partial(load_for_worker, recipe.to_toml()), workers, threads), per_round)
+        team = Workers(partial(load_for_worker, recipe.to_toml()), workers, threads)
+        team.limit(per_round)
         if recipe.method.together != "gradients":  # most likely it will have something to do
             team.load()  # while this process does the same
     try:

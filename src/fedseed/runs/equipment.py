@@ -11,6 +11,7 @@ from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import TaskData
 
 if TYPE_CHECKING:
+    from fedseed.models.heads import Head
     from fedseed.objectives.kinds import ExampleKind
     from fedseed.objectives.losses import Objective
 
@@ -54,14 +55,13 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         RecipeError: it can't be had, or does not fit the data or the method.
     """
     from fedseed.models import adapters
-    from fedseed.models.heads import Head, head_parameters
+    from fedseed.models.heads import head_parameters
     from fedseed.models.loading import checkpoint_activations, choose_trainable, load_model
     from fedseed.objectives.tokens import longest_input
     from fedseed.weights.digest import base_digest
 
     settings = recipe.model
-    kind, classes = kind_for(recipe, data)
-    head = Head(classes, recipe.seed) if classes else None
+    kind, head = kind_for(recipe, data)
     how = settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head
     digest = None if settings.quantization is None else base_digest(load_model(*how)[0], settings.digest)
     model, processor = load_model(*how, settings.device, settings.attention, settings.quantization)
@@ -78,6 +78,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     positions = longest_input(model)
     room = None if positions is None else positions - adapters.virtual_tokens(adapter)
     objective, measured, limit = _objective(recipe, data, kind, processor, room)
+    classes = () if head is None else head.classes
     return Equipment(model, processor, trainable, objective, kind, measured, limit, positions, digest, classes)
 
 
@@ -91,19 +92,19 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
     from fedseed.objectives.tokens import longest_input
 
     whole = model.get_base_model() if hasattr(model, "peft_config") else model
-    kind, classes = kind_for(recipe, data, whole.config.to_dict())
+    kind, _ = kind_for(recipe, data, whole.config.to_dict())
     loader = LOADERS[kind.architecture]
     if type(whole).__name__ not in loader.classes():
         raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
     room = longest_input(model)
     objective, measured, limit = _objective(recipe, data, kind, processor, room)
-    return Equipment(model, processor, None, objective, kind, measured, limit, room, classes=classes)
+    return Equipment(model, processor, None, objective, kind, measured, limit, room)
 
 
 def kind_for(
     recipe: Recipe, data: TaskData, config: Mapping[str, Any] | None = None
-) -> "tuple[ExampleKind, tuple[str, ...]]":
-    """How a recipe's model learns from examples like these, and the classes that it tells apart (none: no classifier).
+) -> "tuple[ExampleKind, Head | None]":
+    """How a recipe's model learns from examples like these, and the classes that it tells apart (None: no classifier).
 
     Args:
         recipe: the recipe.
@@ -114,6 +115,7 @@ def kind_for(
         RecipeError: it can't, or its base can't be had, or there are no answers to score, or no tokens to count.
     """
     from fedseed.models.architectures import architecture_of
+    from fedseed.models.heads import Head
     from fedseed.models.loading import base_config
     from fedseed.objectives.kinds import kind_of, rewarded
     from fedseed.tasks.data import Example
@@ -137,7 +139,7 @@ def kind_for(
             f'method.training.batch_tokens = {tokens}: pictures (task.name = "{recipe.task.name}") have no tokens; '
             "leave it out and set method.training.batch"
         )
-    return kind, classes
+    return kind, Head(classes, recipe.seed) if classes else None
 
 
 def _objective(

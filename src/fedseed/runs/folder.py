@@ -15,6 +15,7 @@ import json
 import shutil
 import tomllib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from pydantic import ValidationError
 
 from fedseed.durable import Appender, sync_folder, write_whole
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
-from fedseed.orbit import NO_DIGEST, Orbit
+from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.file import scan, write_orbit
 from fedseed.registry import INCIDENTAL
 from fedseed.reports.results import RoundLine, read_summary
@@ -36,21 +37,10 @@ from fedseed.text import flat
 MEMORY = "memory"  # what clients keep from round to round, of methods with error feedback
 CHAT_TEMPLATE = "chat_template.jinja"
 FILES = (
-    "recipe.toml",
-    CHAT_TEMPLATE,
-    "answers.jsonl",
-    "progress.jsonl",
-    "metrics.jsonl",
-    "model.orbit",
-    "model.safetensors",
-    "summary.json",
-    "adapter",
-    "metrics.png",
-    "probabilities.png",
-    "report.html",
-    "tracking.json",
+    "recipe.toml", CHAT_TEMPLATE, "answers.jsonl", "progress.jsonl", "metrics.jsonl", "model.orbit",
+    "model.safetensors", "summary.json", "adapter", "metrics.png", "probabilities.png", "report.html", "tracking.json",
     MEMORY,
-)
+)  # fmt: skip
 KEPT_INSIDE = ("answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)  # of use to this run only
 
 
@@ -109,9 +99,7 @@ class RunFolder:
         StorageError: it can't be written.
     """
 
-    def __init__(
-        self, path: Path, recipe: str | None = None, resume: bool = False, chat_template: str = ""
-    ) -> None:  # fmt: skip
+    def __init__(self, path: Path, recipe: str | None = None, resume: bool = False, chat_template: str = "") -> None:
         self.path = path
         self.lazy = False  # progress is brought to the disk by `sync` only: a network's stream has the steps
         there = [name for name in FILES if (path / name).exists()]
@@ -276,29 +264,20 @@ def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> N
         written = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: not valid TOML: {error}") from error
-    tables = _complete(written, tomllib.loads(recipe))
+    tables = [written, tomllib.loads(recipe)]
+    with suppress(ValidationError):  # of a plug-in that is not there any more, say: they are compared as they stand
+        # with the defaults of keys that an earlier fedseed did not have
+        tables = [Recipe.model_validate(table).model_dump(exclude_none=True) for table in tables]
     apart = {key for table in tables for key, field in own_fields(Recipe, table) if INCIDENTAL in field.metadata}
     there, here = map(flat, tables)
-    for key in [*there, *(k for k in here if k not in there)]:
-        if key in apart or key in besides:
-            continue
-        if _placeless(key, there.get(key)) != _placeless(key, here.get(key)):
+    for key in dict.fromkeys([*there, *here]):
+        values = there.get(key), here.get(key)
+        if key == "reward.function":  # not the folder of its file
+            values = str(values[0]).rpartition("/")[2], str(values[1]).rpartition("/")[2]
+        if values[0] != values[1] and key not in apart and key not in besides:
             a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
             more = f"; --resume --rounds {b} lets it have so many" if key == "rounds" else ""
             raise RecipeError(f"{path} was started with another recipe: {key} is {a} there, {b} here{more}")
-
-
-def _placeless(key: str, value: Any) -> Any:
-    """A value as it is compared: of a reward's function not the folder of its file."""
-    return str(value).rpartition("/")[2] if key == "reward.function" else value
-
-
-def _complete(*tables: dict[str, Any]) -> list[dict[str, Any]]:
-    """Recipes with the defaults of keys that an earlier fedseed did not have filled in."""
-    try:
-        return [Recipe.model_validate(table).model_dump(exclude_none=True) for table in tables]
-    except ValidationError:  # of a plug-in that is not there any more, say: they are compared as they stand
-        return list(tables)
 
 
 # -- more rounds ---------------------------------------------------------------------------------------------------
@@ -335,12 +314,18 @@ def extend(settings: RunSpec) -> str | None:
         )
     if summary and (had == settings.rounds or (summary.get("stopped") or {}).get("early")):
         return None  # one that stopped early would stop at the same round
-    orbit = _orbit(path / "model.orbit")
+    orbit = damage = None
+    if (path / "model.orbit").is_file():
+        orbit, damage = scan((path / "model.orbit").read_bytes(), str(path / "model.orbit"))
+    if damage is not None and not damage.torn:
+        raise OrbitError(damage.text)
+    if orbit is not None and orbit.header.first > 1:
+        raise OrbitError(f"{path / 'model.orbit'} is compacted: a run can't go on from it")
     file = path / "recipe.toml"
     if file.is_file() and (recipe := tomllib.loads(file.read_text(encoding="utf-8"))).get("rounds") != settings.rounds:
         write_whole(file, tomli_w.dumps({**recipe, "rounds": settings.rounds}).encode())
     _take_back_evaluation(path / "metrics.jsonl", settings)
-    if orbit is not None:  # its end goes, and the last digest if a longer run has none there
+    if orbit is not None and damage is None:  # its end goes, and the last digest if a longer run has none there
         parts = list(orbit.parts)
         if parts and not settings.digests(orbit.last):
             parts[-1] = replace(parts[-1], digest=NO_DIGEST)
@@ -366,15 +351,3 @@ def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
     if not settings.digests(last.round):
         last.weights_digest = None
     write_whole(file, b"".join(text + b"\n" for text in texts[:-1]) + last.written())
-
-
-def _orbit(path: Path) -> Orbit | None:
-    """The orbit whose end is to be taken off; None: there is none, or an interrupted write, which resuming cuts off."""
-    if not path.is_file():
-        return None
-    orbit, damage = scan(path.read_bytes(), str(path))
-    if damage is not None and not damage.torn:
-        raise OrbitError(damage.text)
-    if orbit.header.first > 1:
-        raise OrbitError(f"{path} is compacted: a run can't go on from it")
-    return orbit if damage is None else None

@@ -7,9 +7,9 @@ asked to evaluate.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedseed.errors import FedseedError, OrbitError, RecipeError
 from fedseed.federation.coordinator import Coordinator
@@ -22,7 +22,6 @@ from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Progress, Silent
 from fedseed.runs.assembly import host
 from fedseed.runs.equipment import Equipment, Evaluation, evaluation_of
-from fedseed.runs.parties import load_site
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.tasks.data import ClientData, OwnData, TaskData
@@ -67,9 +66,8 @@ class Loading:
     Args:
         recipe: the recipe.
         clients: names or patterns of the hosted clients.
-        examples: the one client's own, in place of the task's.
         progress: is told about the evaluation data when that is loaded.
-        own: where the hosted clients' own data lies.
+        own: where the hosted clients' own data lies; of a task that deals its data, the only client's examples.
         identity: the file of the key that signs for a client in secure sums; "{name}" in it stands for the client.
 
     Raises:
@@ -77,46 +75,42 @@ class Loading:
     """
 
     def __init__(
-        self, recipe: Recipe, clients: Sequence[str], examples: Sequence[Any] | None = None,
-        progress: Progress | None = None, own: OwnData | None = None, identity: Path | None = None,
+        self, recipe: Recipe, clients: Sequence[str], progress: Progress | None = None, own: OwnData | None = None,
+        identity: Path | None = None,
     ) -> None:  # fmt: skip
         self.recipe = recipe
         self.progress = progress or Silent()
         self._evaluation: TaskData | None = None
         self._own = own or OwnData()
-        self.hosted: list[str] = []
         self.opened: Path | None = None  # the folder for what secure sums must not forget
         self._parts: list[TaskData] | None = None  # of clients with data of their own
-        if examples is None and own is not None and not recipe.task.own_data:
-            examples, own = _for_another_task(own), None
-        self.party = recipe.of_parties or (own is not None and examples is None)
+        self.party = recipe.of_parties or (own is not None and recipe.task.own_data)
         if self.party:
-            self._load_own(clients, own or OwnData(), examples)
-            self.identities = identities(recipe, self.hosted, identity)
-            return
-        names, whole = recipe.task.client_names(), None
-        if names is None:  # only the data says
-            whole = recipe.task.load()
-            names = [client.name for client in whole.clients]
-        self.names = names
-        self.hosted = matching(clients, names)
-        recipe.federation.check(len(names))
-        self.identities = identities(recipe, self.hosted, identity)
-        if examples is not None:
-            self.data = TaskData([ClientData(self._only(), examples)])
-        elif whole is not None:
-            self.data = whole.only(self.hosted)
+            self._load_own(clients)
         else:
-            self.data = recipe.task.load_part(self.hosted, evaluate=False)
+            names, whole = recipe.task.client_names(), None
+            if names is None:  # only the data says
+                whole = recipe.task.load()
+                names = [client.name for client in whole.clients]
+            self.names, self.hosted = names, matching(clients, names)
+            recipe.federation.check(len(names))
+            if own is not None:  # one client's own examples, for a task that names its clients and evaluates by itself
+                if own.evaluation_file is not None or own.evaluation is not None:
+                    raise RecipeError(
+                        'held-out data of its own: for task.name = "files"; this task has its own for all'
+                    )
+                if len(self.hosted) != 1:
+                    raise RecipeError("--data FILE: for one --client")
+                found = FilesTask(path=str(own.path), evaluation=0.0).load_party("own").clients[0].examples
+                self.data = TaskData([ClientData(self.hosted[0], found)])
+            else:
+                part = partial(recipe.task.load_part, evaluate=False) if whole is None else whole.only
+                self.data = part(self.hosted)
+        self.identities = identities(recipe, self.hosted, identity)
 
-    def _only(self) -> str:
-        if len(self.hosted) != 1:
-            raise RecipeError("--data FILE: for one --client")
-        return self.hosted[0]
-
-    def _load_own(self, clients: Sequence[str], own: OwnData, examples: Sequence[Any] | None) -> None:
+    def _load_own(self, clients: Sequence[str]) -> None:
         """Parties' data: each names its own, and need not know who else there is."""
-        roster = self.recipe.federation.clients
+        roster, own = self.recipe.federation.clients, self._own
         for name in clients if roster is None else ():
             if problem := name_problem(name):
                 raise RecipeError(f"--client {shown(name)}: {problem}; patterns need federation.clients in the recipe")
@@ -124,10 +118,11 @@ class Loading:
             raise RecipeError("attack: which clients are Byzantine is not known without federation.clients")
         self.hosted = list(dict.fromkeys(clients)) if roster is None else matching(clients, roster)
         self.names = roster or self.hosted
-        if examples is not None:
-            self._parts = [TaskData([ClientData(self._only(), examples)], {"": []})]
-        else:
-            self._parts = load_site(self.recipe, self.hosted, own)
+        alone = len(self.hosted) == 1
+        if own.evaluation_file is not None and not alone:
+            raise RecipeError("--evaluation-file: for one --client")
+        alone &= own.path is not None  # all that lies there is the only one's; otherwise there is a file for each
+        self._parts = [self.recipe.task.load_own(name, own, alone) for name in self.hosted]
         self.data = replace(self._parts[0], clients=[client for part in self._parts for client in part.clients],
                             notes=tuple(note for part in self._parts for note in part.notes))  # fmt: skip
 
@@ -193,13 +188,6 @@ def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> "di
         if identity_text(found[name].public_key().public_bytes_raw()) != known[name]:
             raise RecipeError(f"--identity {path}: it is not the key that secure_sums.identities has for {name}")
     return found
-
-
-def _for_another_task(own: OwnData) -> Sequence[Any]:
-    """One client's own examples, for a task that names its clients and evaluates by itself."""
-    if own.evaluation_file is not None or own.evaluation is not None:
-        raise RecipeError('held-out data of its own: for task.name = "files"; this task has its own for all')
-    return FilesTask(path=str(own.path), evaluation=0.0).load_party("own").clients[0].examples
 
 
 def part_of(simulation: Simulation, clients: Sequence[str]) -> Hosted:

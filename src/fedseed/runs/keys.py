@@ -19,6 +19,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, c
 from fedseed.errors import closest, did_you_mean
 from fedseed.randomness.seed import SEEDS
 from fedseed.registry import Registry
+from fedseed.text import shown
 
 BOUNDS = {"gt": "above {}", "ge": "from {}", "lt": "below {}", "le": "to {}"}
 TAGS = ("name", "kind")  # keys that say which class a table is
@@ -174,27 +175,10 @@ def documented(model: type[BaseModel]) -> dict[str, str]:
     """Returns what a class' and its parents' docstrings say of fields under "Args", by name; children go first."""
     found: dict[str, str] = {}
     for parent in model.__mro__:
-        for name, text in _arguments(inspect.cleandoc(parent.__dict__.get("__doc__") or "")).items():
-            found.setdefault(name, re.sub(r"\bNone: ", "not set: ", text))
-    return found
-
-
-def _arguments(doc: str) -> dict[str, str]:
-    """Returns the arguments that a docstring in Google's style explains, each in one line."""
-    _, head, rest = doc.partition("\nArgs")
-    found: dict[str, str] = {}
-    name = ""
-    for line in rest.partition("\n")[2].splitlines() if head else ():
-        if line.strip() and not line.startswith("    "):
-            break
-        begin = re.match(r"    (\w+): (.*)", line)
-        if begin:
-            name = begin[1]
-            found[name] = begin[2]
-        elif line.strip() and name:
-            found[name] += f" {line.strip()}"
-        elif not line.strip():
-            name = ""
+        doc = inspect.cleandoc(parent.__dict__.get("__doc__") or "") + "\n"
+        section = re.search(r"\nArgs.*\n((?: {4}.*\n|\n)*)", doc)
+        for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {5}.*)*)", section[1] if section else "", re.MULTILINE):
+            found.setdefault(name, re.sub(r"\bNone: ", "not set: ", " ".join(text.split())))
     return found
 
 
@@ -265,7 +249,7 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
                 meant = f" (did you mean {near}?)"
             elif found := [one for one in keys if one.endswith(f".{path[-1]}") and one.startswith(above)]:
                 meant = f" (there is {' and '.join(found)})"  # in another table
-            text = f"{key} = {_shown(given)}: unknown key{meant}; allowed here: {', '.join(allowed)}"
+            text = f"{key} = {shown(repr(given), SHOWN)}: unknown key{meant}; allowed here: {', '.join(allowed)}"
         case "missing":
             text = f"{key}: missing"
         case "union_tag_invalid" | "union_tag_not_found":
@@ -278,16 +262,10 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
         case kind:
             words = re.findall(r"'([^']*)'", message) if kind == "literal_error" else []
             of_keys = kind == "value_error" and isinstance(given, Mapping)  # named in the message
-            value = "" if of_keys else f" = {_shown(given)}"
+            value = "" if of_keys else f" = {shown(repr(given), SHOWN)}"
             text = f"{key}{value}: {did_you_mean(given, words)}{message[0].lower()}{message[1:]}"
     rest = len({p["loc"] for p in problems}) - 1
     return " ".join(text.split()) + (f" (and {rest} more)" if rest > 0 else "")
-
-
-def _shown(value: Any) -> str:
-    """Returns a value for a message; of a long one, such as a table, the beginning."""
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def _path(loc: Sequence[int | str], data: Mapping[str, Any]) -> list[str]:

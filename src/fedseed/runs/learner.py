@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from fedseed.attacks.updates import SINGLE
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
-from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
@@ -21,7 +20,6 @@ from fedseed.reports.machine import resident_memory
 from fedseed.runs.equipment import Evaluation
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import ClientData
-from fedseed.training.memory import Memory
 from fedseed.weights.devices import peak_on
 from fedseed.weights.digest import base_digest
 
@@ -98,15 +96,6 @@ def peak_memory(devices: Sequence[torch.device] = ()) -> int:
     """The process' peak memory in bytes: on the GPUs among some devices, otherwise resident memory."""
     held = peak_on(devices)
     return resident_memory(peak=True) if held is None else held
-
-
-def check_memory(memory: Memory, method: Method, rounds: int) -> None:
-    """Raise FedseedError if clients have kept something in `rounds` earlier rounds, and it is not there."""
-    if method.remembers and rounds and not memory.folder.is_dir():
-        raise FedseedError(
-            f"{memory.folder} is missing, and with it what clients had yet to send: the run can't go on; begin anew "
-            "with --overwrite, or choose another folder with --out"
-        )
 
 
 @contextmanager

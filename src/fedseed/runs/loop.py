@@ -41,7 +41,7 @@ from fedseed.runs.costs import (
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.folder import extend as extended
 from fedseed.runs.spec import RunSpec
-from fedseed.runs.store import Restored, StepStore, step_store
+from fedseed.runs.store import OrbitStore, Restored, StepStore, WeightsStore
 from fedseed.tracking import Start, Trackers
 
 logger = logging.getLogger(__name__)
@@ -264,7 +264,9 @@ class Run(ABC):
 
     def _take_up(self, folder: RunFolder) -> int:
         """Takes up an interrupted run; returns the last round that counts, 0 in a new folder."""
-        self.store = step_store(self.spec.method, folder.path, self.header, self.coordinator, self.logged(folder))
+        self.store = (WeightsStore if self.spec.method.catch_up.replaces else OrbitStore)(
+            folder.path, self.header, self.coordinator, self.logged(folder)
+        )
         found = self.store.restore(folder.has_rounds, self.progress.warn)
         self.catch_up(found, folder)
         done = found.round

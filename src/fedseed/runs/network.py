@@ -6,7 +6,7 @@ The conversation with the clients is `NetworkCoordinator`; here it becomes a run
 import asyncio
 import concurrent.futures
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,11 +62,8 @@ def coordinate(
     """
     for tracker in recipe.tracking:
         tracker.check()
-    going = NetworkRun(recipe, run, transport, out, fresh, progress, exporter)
-    try:
+    with closing(NetworkRun(recipe, run, transport, out, fresh, progress, exporter)) as going:
         return going.run(resume=True)
-    finally:
-        going.close()
 
 
 class NetworkRun(Run):

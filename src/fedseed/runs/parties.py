@@ -121,23 +121,6 @@ def load_parties(recipe: Recipe) -> list[TaskData]:
     return [task.load_own(name, OwnData(), alone=False) for name in names]
 
 
-def load_site(recipe: Recipe, names: Sequence[str], own: OwnData) -> list[TaskData]:
-    """The own data of the clients that one process hosts.
-
-    Args:
-        recipe: the recipe.
-        names: the hosted clients.
-        own: where their data lies: a folder with a file for each, or all that belongs to the only one.
-
-    Raises:
-        RecipeError: data is missing or malformed.
-    """
-    if own.evaluation_file is not None and len(names) > 1:
-        raise RecipeError("--evaluation-file: for one --client")
-    alone = own.path is not None and len(names) == 1
-    return [recipe.task.load_own(name, own, alone) for name in names]
-
-
 def joined(recipe: Recipe, parts: Sequence[TaskData]) -> TaskData:
     """The clients of several parties as one federation's, with what it is evaluated on."""
     clients = [client for part in parts for client in part.clients]

@@ -95,14 +95,12 @@ def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
     """What makes tokens of the examples, within the model's positions; and what makes one too long."""
     from fedseed.models import adapters
     from fedseed.models.architectures import LOADERS
-    from fedseed.models.heads import Head
     from fedseed.models.loading import outline, reach
 
     settings = recipe.model
-    kind, classes = kind_for(recipe, data)
+    kind, head = kind_for(recipe, data)
     if kind.example is Picture:
         raise RecipeError(f'task.name = "{recipe.task.name}": its examples are pictures; a preview shows tokens')
-    head = Head(classes, recipe.seed) if classes else None
     model = outline(
         settings.base, trust_remote_code=settings.trust_remote_code, architecture=kind.architecture, head=head,
         device="meta",

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, cast
 
 import torch
 
-from fedseed.errors import FedseedError, MessageError, RecipeError
+from fedseed.errors import FedseedError, MessageError, RecipeError, plural
 from fedseed.federation.byzantine import Byzantine
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import Cost
@@ -37,11 +37,11 @@ from fedseed.reports.results import RoundLine
 from fedseed.runs.costs import RunResult
 from fedseed.runs.equipment import Evaluation
 from fedseed.runs.folder import MEMORY, RunFolder
-from fedseed.runs.learner import check_memory, hosted_of, limited, loss_of, peak_memory
+from fedseed.runs.learner import hosted_of, limited, loss_of, peak_memory
 from fedseed.runs.loop import Run
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import Restored
-from fedseed.runs.workers import Evaluate, Team, Train, Work, Workers
+from fedseed.runs.workers import Evaluate, Train, Work, Workers
 from fedseed.tasks.data import ClientData
 from fedseed.training.memory import Memory
 from fedseed.transport.base import CoordinatorEnd
@@ -93,7 +93,7 @@ class AtHand(Session):
     resend_seconds = inf
 
     def __init__(
-        self, hosted: Hosted, coordinator: Coordinator, byzantine: Byzantine | None, team: Team | None,
+        self, hosted: Hosted, coordinator: Coordinator, byzantine: Byzantine | None, team: Workers | None,
         progress: Progress,
     ) -> None:  # fmt: skip
         # the rounds say what is refused
@@ -229,8 +229,7 @@ class Simulation(Run):
         evaluation: prepared held-out sets by prefix ("" for the main one), or a function of the model; measured at
             round 0, every `evaluate_every` rounds and at the end.
         progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a terminal.
-        workers: local processes to deal the clients to, with the results that one process with as many threads has; or
-            a team of them that is loading already.
+        workers: local processes to deal the clients to, with the results that one process with as many threads has.
         settings: the other settings of `RunSpec`, such as `per_round=2, seed=1, out="runs/mine"`.
 
     Raises:
@@ -246,7 +245,7 @@ class Simulation(Run):
         rounds: int = 1,
         evaluation: Mapping[str, Sequence[Any]] | Evaluation | None = None,
         progress: Progress | bool | None = None,
-        workers: Workers | Team | None = None,
+        workers: Workers | None = None,
         **settings: Any,
     ) -> None:
         spec = RunSpec(method, rounds, **settings) if isinstance(method, Method) else method
@@ -258,7 +257,7 @@ class Simulation(Run):
     @classmethod
     def of(
         cls, spec: RunSpec, hosted: Hosted, progress: Progress | bool | None = None,
-        workers: Workers | Team | None = None,
+        workers: Workers | None = None,
     ) -> Self:  # fmt: skip
         """A simulation of what is there already.
 
@@ -275,9 +274,7 @@ class Simulation(Run):
         made._take(spec, hosted, progress, workers)
         return made
 
-    def _take(
-        self, spec: RunSpec, hosted: Hosted, progress: Progress | bool | None, workers: Workers | Team | None
-    ) -> None:
+    def _take(self, spec: RunSpec, hosted: Hosted, progress: Progress | bool | None, workers: Workers | None) -> None:
         super().__init__(shown_by(progress))
         names = self.names = list(hosted.names)
         per_round = len(names) if spec.per_round is None else spec.per_round
@@ -302,25 +299,24 @@ class Simulation(Run):
             raise RecipeError(str(error)) from error
         self.coordinator.take_base(self.worker.space.dense)
         self.worker.memory = Memory(None if spec.folder is None else spec.folder / MEMORY)
-        self.team, self._about_workers = self._assemble(workers, per_round)
-        self.clients = AtHand(self.hosted, self.coordinator, byzantine, self.team, self.progress)
-
-    def _assemble(self, workers: Workers | Team | None, per_round: int) -> tuple[Team | None, str | None]:
-        """The workers of the run, and what a person is told of them."""
-        if workers is None:
-            return None, None
-        if self.worker.shares(per_round) == "gradients":  # a sum depends on the order of its terms
-            return None, (
+        self.team: Workers | None = None
+        self._about_workers = ""  # what a person is told of them
+        if workers is not None and self.worker.shares(per_round) == "gradients":  # a sum depends on its terms' order
+            self._about_workers = (
                 f"{self.method.name}: one process adds up the gradients of a round's clients, so that workers have "
                 "nothing to do; with federation.joint = false each client's is a message of its own"
             )
-        team = workers if isinstance(workers, Team) else Team(workers, per_round)
-        team.warn = self.progress.warn
-        memory = self.worker.memory.folder if self.method.remembers else None
-        team.expect(self.hosted.start, self.method.catch_up.replaces, memory)
-        weakref.finalize(self, team.close)  # of a simulation that never runs, too
-        threads = "1 thread" if workers.threads == 1 else f"{workers.threads} threads"
-        return team, f"{len(team.seats)} worker process{'es' * (len(team.seats) > 1)}, {threads} each"
+        elif workers is not None:
+            self.team = workers
+            self.team.limit(per_round)
+            self.team.warn = self.progress.warn
+            memory = self.worker.memory.folder if self.method.remembers else None
+            self.team.expect(hosted.start, self.method.catch_up.replaces, memory)
+            weakref.finalize(self, self.team.close)  # of a simulation that never runs, too
+            self._about_workers = f"{plural(len(self.team.seats), 'worker process', 'worker processes')}, " + (
+                f"{plural(workers.threads, 'thread')} each"
+            )
+        self.clients = AtHand(self.hosted, self.coordinator, byzantine, self.team, self.progress)
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -330,7 +326,7 @@ class Simulation(Run):
         return self.spec.method
 
     def run(self, resume: bool = False, extend: bool = False) -> RunResult:
-        if self._about_workers is not None:
+        if self._about_workers:
             self.progress.note(self._about_workers)
         try:
             with limited(self.spec.threads):
@@ -343,7 +339,12 @@ class Simulation(Run):
 
     def catch_up(self, restored: Restored, folder: RunFolder) -> None:
         self.worker.catch_up(restored.records)
-        check_memory(self.worker.memory, self.method, restored.round)
+        memory = self.worker.memory.folder
+        if self.method.remembers and restored.round and not memory.is_dir():
+            raise FedseedError(
+                f"{memory} is missing, and with it what clients had yet to send: the run can't go on; begin anew "
+                "with --overwrite, or choose another folder with --out"
+            )
         if self.team is not None:
             self.team.apply(*restored.records)
 

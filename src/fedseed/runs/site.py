@@ -26,12 +26,12 @@ from fedseed.runs.recipe import read_toml
 from fedseed.tasks.data import OwnData
 
 
-def _beside(text: str, info: ValidationInfo) -> str:
+def _beside(path: Path, info: ValidationInfo) -> Path:
     """A path as seen from here."""
-    return str((info.context or Path()) / Path(text).expanduser())
+    return (info.context or Path()) / path.expanduser()
 
 
-Place = Annotated[str, AfterValidator(_beside)]
+Place = Annotated[Path, Field(strict=False), AfterValidator(_beside)]
 
 
 class _Table(BaseModel):
@@ -90,8 +90,8 @@ class Site(_Table):
     @property
     def own(self) -> OwnData | None:
         """Where its data lies; None: nothing is said."""
-        path, file = (None if text is None else Path(text) for text in (self.data.path, self.data.evaluation_file))
-        return None if self.data == SiteData() else OwnData(path, file, self.data.evaluation)
+        own = OwnData(self.data.path, self.data.evaluation_file, self.data.evaluation)
+        return None if own == OwnData() else own
 
 
 def read_site(file: Path | None) -> Site:

@@ -21,9 +21,9 @@ DIVERGED = 1000.0  # times the base's loss, or times 1 if that is less
 Lines = Sequence[RoundLine]
 
 
-def _evaluated(metrics: Lines) -> list[tuple[int, float]]:
-    """Round and validation loss of each evaluation; one that is not a number is worse than any."""
-    found = [(line.round, line.metrics[VALIDATION_LOSS]) for line in metrics if VALIDATION_LOSS in line.metrics]
+def _evaluated(metrics: Lines, name: str = VALIDATION_LOSS) -> list[tuple[int, float]]:
+    """Returns round and loss of each evaluation; one that is not a number is worse than any."""
+    found = [(line.round, line.metrics[name]) for line in metrics if name in line.metrics]
     return [(number, inf if isnan(loss) else loss) for number, loss in found]
 
 
@@ -45,7 +45,7 @@ def diverged(metrics: Lines) -> int | None:
 
     A run whose base has no finite loss says nothing.
     """
-    found = [(line.round, line.metrics["loss"]) for line in metrics if "loss" in line.metrics]
+    found = _evaluated(metrics, "loss")
     if not found or not isfinite(found[0][1]):
         return None
     most = DIVERGED * max(1.0, found[0][1])
@@ -62,7 +62,7 @@ def standing(metrics: Lines, rounds: int) -> tuple[int, float, float] | None:
     Returns:
         The round, the base's loss and the loss then; None: it moves, or there is no such evaluation yet.
     """
-    found = [(line.round, line.metrics["loss"]) for line in metrics if "loss" in line.metrics]
+    found = _evaluated(metrics, "loss")
     after = next(((number, loss) for number, loss in found[1:] if 10 * number >= rounds), None)
     if after is None:
         return None

@@ -24,7 +24,6 @@ from fedseed.durable import replacing
 from fedseed.errors import FedseedError, OrbitError
 from fedseed.federation.coordinator import SIZES, Coordinator
 from fedseed.federation.step_log import Logged
-from fedseed.methods import Method
 from fedseed.methods.payload import Content
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 from fedseed.orbit.file import begin, scan
@@ -422,11 +421,3 @@ class WeightsStore(StepStore):
             self._save(digest, {})
             self._forget_kept()
         return None
-
-
-def step_store(
-    method: Method, folder: Path, header: Header, coordinator: Coordinator, logged: Logged | None = None
-) -> StepStore:
-    """Returns the store that a method's run needs."""
-    kind = WeightsStore if method.catch_up.replaces else OrbitStore
-    return kind(folder, header, coordinator, logged)

@@ -113,7 +113,8 @@ def open_tuned(
         return Tuned(*_as_it_is(source.model, device), None, None, source)
     if source.orbit is not None:
         orbit = Orbit.open(source.orbit)
-        header, count, about = orbit.header, orbit.check_upto(upto), (orbit.last, source.orbit.name, orbit.size)
+        about: tuple[int, str, int | None] = orbit.last, source.orbit.name, orbit.size
+        header, count = orbit.header, orbit.check_upto(upto)
         model, processor, digest = replayed(orbit, source.orbit, count, base, device, progress)
     else:
         assert source.weights is not None

@@ -73,31 +73,6 @@ class Done(NamedTuple):
     error: Exception | None = None
 
 
-class Workers:
-    """What a simulation needs to know to start workers.
-
-    Args:
-        load: returns the model at its base, with the examples of all clients; it is pickled for the workers, so it is
-            a function of a module, or a `functools.partial` of one.
-        count: how many workers.
-        threads: how many threads each computes with; None: an even share of those that this process has.
-
-    Raises:
-        RecipeError: `count` is not positive.
-    """
-
-    def __init__(self, load: "Callable[[], Hosted]", count: int, threads: int | None = None) -> None:
-        if count < 1:
-            raise RecipeError(f"workers = {count}: at least 1")
-        if threads is None:
-            import torch
-
-            threads = max(1, torch.get_num_threads() // count)
-        self.load = pickle.dumps(load)
-        self.count = count
-        self.threads = threads
-
-
 @dataclass
 class _Task:
     """A piece of a round's work."""
@@ -129,18 +104,29 @@ class _Seat:
         return self.process.exitcode
 
 
-class Team:
+class Workers:
     """The workers of one run.
 
     Args:
-        workers: what to start.
-        most: how many processes can have work at once at the most; no more are started.
+        load: returns the model at its base, with the examples of all clients; it is pickled for the workers, so it is
+            a function of a module, or a `functools.partial` of one.
+        count: how many workers.
+        threads: how many threads each computes with; None: an even share of those that this process has.
+
+    Raises:
+        RecipeError: `count` is not positive.
     """
 
-    def __init__(self, workers: Workers, most: int) -> None:
-        self.workers = workers
-        self.threads = workers.threads
-        self.seats = [_Seat(number) for number in range(min(workers.count, most))]
+    def __init__(self, load: "Callable[[], Hosted]", count: int, threads: int | None = None) -> None:
+        if count < 1:
+            raise RecipeError(f"workers = {count}: at least 1")
+        if threads is None:
+            import torch
+
+            threads = max(1, torch.get_num_threads() // count)
+        self._load = pickle.dumps(load)
+        self.threads = threads
+        self.seats = [_Seat(number) for number in range(count)]
         self.memory = 0  # the largest peak of a worker, in bytes
         self.warn: Callable[[str], None] = lambda text: None  # is told of workers that died, from their threads
         self._expected = b""
@@ -151,7 +137,7 @@ class Team:
         self._dealt: list[_Task] = []
         self._lives: list[threading.Thread] = []
         self._closing = False
-        self._lock = threading.Lock()  # no worker is started once the team closes
+        self._lock = threading.Lock()  # no worker is started once they are told to end
 
     # -- what the run says -------------------------------------------------------------------------------------------
 
@@ -161,6 +147,11 @@ class Team:
             self._lives = [threading.Thread(target=self._live, args=(seat,), daemon=True) for seat in self.seats]
             for life in self._lives:
                 life.start()
+
+    def limit(self, most: int) -> None:
+        """So many processes can have work at once at the most: no more are started."""
+        if not self._lives:
+            del self.seats[most:]
 
     def expect(self, start: bytes, newest: bool, memory: Path | None = None) -> None:
         """What the run is, before it starts.
@@ -217,7 +208,7 @@ class Team:
     # -- a worker's thread -------------------------------------------------------------------------------------------
 
     def _live(self, seat: _Seat) -> None:
-        """Has workers in a place, one after the other if they die, and gives them work until the team closes."""
+        """Has workers in a place, one after the other if they die, and gives them work until the run is over."""
         try:
             while self._start(seat):
                 try:
@@ -233,11 +224,11 @@ class Team:
             seat.end()
 
     def _start(self, seat: _Seat) -> bool:
-        """Starts a worker where there is none; returns whether the team goes on."""
+        """Starts a worker where there is none; returns whether the run goes on."""
         with self._lock:
             if seat.process is None and not self._closing:
                 seat.start, seat.at = None, 0
-                made = start(main, seat.number, self.workers.load, threads=self.threads)
+                made = start(main, seat.number, self._load, threads=self.threads)
                 seat.process, seat.connection = made
         return not self._closing
 
@@ -295,7 +286,7 @@ class Team:
             self._waiting.put(task)
 
     def _fail(self, error: Exception, task: _Task | None) -> None:
-        """Gives up a place: whatever work comes to it fails, until the team closes."""
+        """Gives up a place: whatever work comes to it fails, until the run is over."""
         while (task := task or self._waiting.get()) is not None:
             task.result.set_exception(error)
             task = None
