@@ -7,10 +7,10 @@ import time
 from collections import Counter
 
 import pytest
-from safetensors import safe_open
 
 from support.forked import start
 from support.kill_harness import METHODS, MOMENTS, session
+from support.left import left_by
 
 EACH, TIMED = 2, 2  # deaths at each kind of moment, and after random times
 
@@ -22,22 +22,6 @@ def ended(process):
     return process.exitcode == 0
 
 
-def result(folder):
-    """What must be the same, however often the run was killed."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((folder / "summary.json").read_text())
-    for table in (*lines, summary):
-        del table["seconds"]
-    for key in ("peak_memory_bytes", "seconds_per_client", "started", "ended"):
-        del summary[key]
-    if (folder / "model.orbit").exists():
-        model = (folder / "model.orbit").read_bytes()
-    else:  # its metadata come in any order
-        with safe_open(folder / "model.safetensors", framework="np") as file:
-            model = file.metadata(), {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
-    return {"metrics": lines, "summary": summary, "model": model, "files": sorted(p.name for p in folder.iterdir())}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(name, tmp_path):
@@ -47,7 +31,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(name, t
     """
     began = time.monotonic()
     assert ended(start(session, name, tmp_path / "undisturbed", None, 0, tmp_path / "counts"))
-    duration, expected = time.monotonic() - began, result(tmp_path / "undisturbed")
+    duration, expected = time.monotonic() - began, left_by(tmp_path / "undisturbed")
     seen, draw = json.loads((tmp_path / "counts").read_text()), random.Random(f"kill {name}")
     left = [None] * TIMED + [kind for kind in MOMENTS for _ in range(EACH)]  # None: after a random time
     draw.shuffle(left)
@@ -69,5 +53,5 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(name, t
                 finished = ended(start(session, name, folder, left[0], number))
                 if not finished:
                     kills[left.pop(0)] += 1
-        assert result(folder) == expected
+        assert left_by(folder) == expected
     assert kills == dict.fromkeys(MOMENTS, EACH)

@@ -10,11 +10,7 @@ from fedseed.federation.messages import FRAME_BYTES
 from fedseed.reports.results import read_metrics
 from fedseed.weights.space import ParameterSpace
 from support.heard import Heard
-
-
-def without_seconds(metrics):
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in metrics]
-
+from support.left import without_seconds
 
 SETTINGS = [
     (torch.bfloat16, {"seeds": "per-client", "allocation": "norm", "blocks": "tensor", "directions": 60}),

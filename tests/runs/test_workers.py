@@ -18,6 +18,7 @@ from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 from fedseed.runs.workers import MOST_DEATHS, Workers
 from support.heard import Heard
+from support.left import left_by
 from support.network import until
 from support.worker_runs import RUNS, endless, federation, not_loading, workers
 
@@ -26,21 +27,6 @@ SLOW = pytest.mark.slow
 
 
 pytestmark = pytest.mark.usefixtures("quickly")
-
-
-def outcome(result):
-    """All that must be the same with workers and without: metrics but for seconds, and the files' bytes."""
-    folder, summary = result.folder, dict(result.summary)
-    for key in ("seconds", "seconds_per_client", "peak_memory_bytes", "workers", "worker_peak_memory_bytes",
-                "started", "ended"):  # fmt: skip
-        summary.pop(key, None)
-    metrics = [{k: v for k, v in line.items() if k != "seconds"} for line in result.metrics]
-    if (folder / "model.orbit").exists():
-        model = (folder / "model.orbit").read_bytes()
-    else:  # its metadata come in any order
-        with safe_open(folder / "model.safetensors", framework="np") as file:
-            model = file.metadata(), {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
-    return {"summary": summary, "metrics": metrics, "model": model}
 
 
 # -- the same as one process -------------------------------------------------------------------------------------------
@@ -53,10 +39,10 @@ def outcome(result):
 )
 def test_digest_metrics_and_orbit_are_those_of_one_process(tmp_path, name, count):
     settings = {"per_round": 5} if count > 3 else {}
-    alone = outcome(federation(name, out=tmp_path / "alone", **settings).run())
+    alone = left_by(federation(name, out=tmp_path / "alone", **settings).run().folder)
     run = federation(name, out=tmp_path / "shared", workers=workers(name, count), **settings)
     result = run.run()
-    assert outcome(result) == alone
+    assert left_by(result.folder) == alone
     assert result.summary["workers"] == len(run.team.seats) == count
     assert result.summary["worker_peak_memory_bytes"] > 0
     assert all(seat.process.exitcode is not None for seat in run.team.seats)
@@ -159,10 +145,10 @@ class Killer:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["ferret", "feedsign-apart", "fedavg"])
 def test_workers_killed_at_ten_random_moments_change_nothing(tmp_path, monkeypatch, name):
-    alone = outcome(federation(name, out=tmp_path / "alone", rounds=12).run())
+    alone = left_by(federation(name, out=tmp_path / "alone", rounds=12).run().folder)
     killer, heard = Killer(1, monkeypatch), Heard()
     run = federation(name, out=tmp_path / "shared", rounds=12, workers=workers(name, 2), progress=heard)
-    assert outcome(run.run()) == alone
+    assert left_by(run.run().folder) == alone
     assert not any(killer.left.values())
     assert sum("died (killed by SIGKILL" in text for text in heard.warnings) == 10
 
@@ -226,7 +212,7 @@ class StoppedError(Exception):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["ferret", "feedsign", "fedavg-adam"])
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path, name):
-    whole = outcome(federation(name, out=tmp_path / "whole").run())
+    whole = left_by(federation(name, out=tmp_path / "whole").run().folder)
     for count, stop in ((2, 3), (None, 4), (3, 6)):  # a run stops when this round begins
         team = None if count is None else workers(name, count)
         run = federation(name, out=tmp_path / "run", workers=team)
@@ -241,7 +227,7 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path, name):
         with pytest.raises(StoppedError):
             run.run(resume=True)
     result = federation(name, out=tmp_path / "run", workers=workers(name, 2)).run(resume=True)
-    assert outcome(result) == whole
+    assert left_by(result.folder) == whole
 
 
 def gone(pid):

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def main() -> Any:
-    """The entry point of the command `fedseed`."""
+    """Runs the command `fedseed`."""
     from fedseed.cli.app import main
 
     return main()

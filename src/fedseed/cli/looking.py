@@ -97,7 +97,7 @@ def explain(
 
 
 def _parts(folder: Traversable, inside: Path) -> list[tuple[Path, Traversable]]:
-    """The files of a folder and of those in it, by where they are in it."""
+    """Returns the files of a folder and of those in it, by where they are in it."""
     found = []
     for part in sorted(folder.iterdir(), key=lambda part: part.name):
         if part.is_dir():

@@ -220,7 +220,7 @@ def _prompts(prompt: str | None, file: Path | None, chat: bool) -> Iterator[str 
 
 
 def _said(text: str) -> str:
-    """A prompt as typed or piped, without the line's end that a shell adds."""
+    """Returns a prompt as typed or piped, without the line's end that a shell adds."""
     text = text.removesuffix("\n")
     if not text:
         raise RecipeError("generate: no prompt: give one, or --file, or pipe it in")

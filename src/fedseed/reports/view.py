@@ -188,7 +188,7 @@ def _text(path: Path) -> str:
 
 
 def _whole_lines(path: Path) -> list[RoundLine]:
-    """The lines that were written to their ends; what comes after a damaged one is left out."""
+    """Returns the lines that were written to their ends; what comes after a damaged one is left out."""
     found: list[RoundLine] = []
     with suppress(ValueError, TypeError):
         for text in _text(path).split("\n")[:-1]:

@@ -36,7 +36,7 @@ class Line(BaseModel):
 
 
 def written(number: int, coordinator: Coordinator, names: Sequence[str]) -> list[bytes]:
-    """The first line of all, and that of the round that a coordinator is about to close."""
+    """Returns the first line of all, and that of the round that a coordinator is about to close."""
     kept = {client: (coordinator.examples[client], u.encode()) for client, u in coordinator.answered.items()}
     lines = Line(round=0, clients=list(names)), Line(round=number, asked=list(coordinator.taking_part), answers=kept)
     return [line.model_dump_json(exclude_defaults=True).encode() + b"\n" for line in lines]
@@ -51,7 +51,7 @@ class Answers(NamedTuple):
 
 
 def read_answers(path: Path) -> Answers:
-    """A run's answers. Raises FedseedError: there are none, or it is no such file."""
+    """Returns a run's answers. Raises FedseedError: there are none, or it is no such file."""
     try:
         data = path.read_bytes()
         first, *rest = (Line.model_validate_json(text) for text in data.splitlines())
@@ -71,7 +71,7 @@ def read_answers(path: Path) -> Answers:
 
 
 def unverifiable(method: Method, secure_sums: bool) -> str | None:
-    """Why a party can't verify what it has sent; None: it can."""
+    """Returns why a party can't verify what it has sent; None: it can."""
     if secure_sums:
         return "secure_sums: the coordinator never has a single client's answer, so there is none to keep"
     if mechanism_of(method) is not None:

@@ -40,7 +40,7 @@ class Federation(Simulation):
         workers: int | None = None,
         threads: int | None = None,
     ) -> "Federation":
-        """A federation from a recipe: a TOML file, or the name of one that comes with fedseed.
+        """Returns a federation from a recipe: a TOML file, or the name of one that comes with fedseed.
 
         Args:
             path: the file or name.
@@ -126,7 +126,7 @@ def host(
     recipe: Recipe, data: TaskData, names: Sequence[str],
     evaluate_with: Callable[[Equipment], tuple[Evaluation, list[str]]], out: Path | str | None = None, **more: Any,
 ) -> tuple[RunSpec, Hosted]:  # fmt: skip
-    """A recipe's run, and its model at its base with some clients' examples.
+    """Returns a recipe's run, and its model at its base with some clients' examples.
 
     Args:
         recipe: the recipe.
@@ -164,7 +164,7 @@ def _nothing(model: Any) -> dict[str, float]:
 
 
 def load_for_worker(text: str) -> Hosted:
-    """What a local worker process of a simulation loads: the model, and the examples of all clients.
+    """Returns what a local worker process of a simulation loads: the model, and the examples of all clients.
 
     Args:
         text: the recipe, as `Recipe.to_toml` has it.

@@ -43,7 +43,7 @@ def exchanged(
 
 
 def mean_exchanged(lines: Lines) -> dict[str, float]:
-    """The mean over the rounds of some lines; nothing if none is known, as in lines of an earlier fedseed."""
+    """Returns the mean over the rounds of some lines; nothing if none is known, as in lines of an earlier fedseed."""
     known = [(line.exchanged, line.rounds) for line in lines if line.exchanged]
     rounds = sum(count for _, count in known)
     names = known[0][0] if known else ()
@@ -126,7 +126,7 @@ class Downloads:
         self.changed = 0  # number of the newest step that is not empty
 
     def of(self, client: int) -> Content:
-        """What brings a client up to date, which it is then."""
+        """Returns what brings a client up to date, which it is then."""
         has, last = self._has[client], len(self._totals["bytes"]) - 1
         self._has[client] = last
         steps = self._method.catch_up.needs(has, last, self.changed)

@@ -83,7 +83,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
 
 
 def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equipment:
-    """What measures a model that is there already, an adapter in it included, on examples like these.
+    """Returns what measures a model that is there already, an adapter in it included, on examples like these.
 
     Raises:
         RecipeError: the model does not fit the data.
@@ -168,7 +168,7 @@ def within(settings: EvaluationSettings, positions: int | None) -> tuple[Evaluat
 def evaluation_of(
     recipe: Recipe, equipment: Equipment, data: TaskData, parts: Sequence[TaskData] | None = None
 ) -> tuple[Evaluation, list[str]]:
-    """What measures the model on a task's evaluation sets, and lines about what was left out of them.
+    """Returns what measures the model on a task's evaluation sets, and lines about what was left out of them.
 
     Args:
         recipe: the recipe.

@@ -141,11 +141,11 @@ class RunFolder:
 
     @property
     def has_rounds(self) -> bool:
-        """Whether earlier sessions have written metrics beyond round 0."""
+        """Returns whether earlier sessions have written metrics beyond round 0."""
         return (self.path / "metrics.jsonl").read_bytes().count(b"\n") > 1
 
     def take_up(self, done: int) -> tuple[list[RoundLine], list[RoundLine]]:
-        """What earlier sessions have written about rounds that count; anything later is cut off.
+        """Returns what earlier sessions have written about rounds that count; anything later is cut off.
 
         Args:
             done: the last round that counts: the orbit's or the weights'.
@@ -172,7 +172,7 @@ class RunFolder:
         return metrics, pending
 
     def _cut(self, file: Appender, done: int) -> list[RoundLine]:
-        """The whole lines of a file up to round `done`; what comes after is cut off."""
+        """Reads the whole lines of a file up to round `done`; what comes after is cut off."""
         lines: list[RoundLine] = []
         position = 0
         data = file.path.read_bytes()
@@ -235,7 +235,7 @@ class RunFolder:
         self.write_text("summary.json", json.dumps(summary, indent=2) + "\n")
 
     def left(self) -> list[Path]:
-        """The files of a finished run that others may want to have."""
+        """Returns the files of a finished run that others may want to have."""
         there = [self.path / name for name in FILES if name not in KEPT_INSIDE]
         inside = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in there]
         return [path for paths in inside for path in paths if path.is_file()]

@@ -37,7 +37,7 @@ ORBIT = "model.orbit"
 
 
 def joining(load: "Loading", run: str, transport: Transport, orbit: Path | None = None) -> NetworkClient:
-    """A process that takes part in a recipe's run.
+    """Returns a process that takes part in a recipe's run.
 
     Args:
         load: its model, data and keys.
@@ -127,12 +127,12 @@ class Loading:
                             notes=tuple(note for part in self._parts for note in part.notes))  # fmt: skip
 
     def __call__(self) -> Hosted:
-        """The model at its base, and the hosted clients' examples."""
+        """Returns the model at its base, and the hosted clients' examples."""
         _, hosted = host(self.recipe, self.data, self.names, lambda equipment: (self._evaluate_with(equipment), []))
         return replace(hosted, party=self.party, identities=self.identities, opened=self.opened)
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:
-        """What measures the model; it loads its data when it is first called."""
+        """Returns what measures the model; it loads its data when it is first called."""
 
         @cache
         def made() -> Evaluation:
@@ -191,7 +191,7 @@ def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> "di
 
 
 def part_of(simulation: Simulation, clients: Sequence[str]) -> Hosted:
-    """The part of a federation in one process that has not run, as a process over a network would have it.
+    """Returns the part of a federation in one process that has not run, as a process over a network would have it.
 
     Args:
         simulation: the federation.
@@ -206,7 +206,7 @@ def part_of(simulation: Simulation, clients: Sequence[str]) -> Hosted:
 
 
 def orbit_place(folder: Path) -> Path:
-    """Where the orbit is written before the model is there; the folder is made.
+    """Makes a folder, and returns where the orbit is written before the model is there.
 
     Raises:
         FedseedError: the folder holds a model or an orbit already, or can't be made.

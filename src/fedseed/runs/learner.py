@@ -28,7 +28,7 @@ def hosted_of(
     spec: RunSpec, model: torch.nn.Module, objective: Objective, clients: Sequence[ClientData], names: Sequence[str],
     evaluate: Evaluation,
 ) -> Hosted:  # fmt: skip
-    """A model at its base with some clients' examples; every client's answer is a message of its own.
+    """Returns a model at its base with some clients' examples; every client's answer is a message of its own.
 
     Args:
         spec: what the run is.
@@ -93,7 +93,7 @@ def loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluati
 
 
 def peak_memory(devices: Sequence[torch.device] = ()) -> int:
-    """The process' peak memory in bytes: on the GPUs among some devices, otherwise resident memory."""
+    """Returns the process' peak memory in bytes: on the GPUs among some devices, otherwise resident memory."""
     held = peak_on(devices)
     return resident_memory(peak=True) if held is None else held
 

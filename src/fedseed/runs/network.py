@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedseed.errors import NetworkError
+from fedseed.attacks.updates import SIMULATED
+from fedseed.errors import NetworkError, RecipeError
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.network_coordinator import NetworkCoordinator
@@ -80,7 +81,12 @@ class NetworkRun(Run):
     ) -> None:  # fmt: skip
         super().__init__(progress or Silent())
         self._exporter = exporter
-        self.spec = RunSpec.over_network(recipe, out)
+        if recipe.attack is not None and recipe.attack.kind in SIMULATED:
+            raise RecipeError(
+                f'attack.kind = "{recipe.attack.kind}": such clients know what others send, and what the coordinator '
+                "accepts; that can be simulated (fedseed run), not tried over a network"
+            )
+        self.spec = RunSpec.of(recipe, out)
         self._folder: RunFolder | None = None
         self._refusals = 0  # by the server
         self._loop = asyncio.new_event_loop()
@@ -143,7 +149,7 @@ class NetworkRun(Run):
 
     @property
     def talk(self) -> NetworkCoordinator:
-        """The conversation with the clients."""
+        """Returns the conversation with the clients."""
         assert self._talk is not None
         return self._talk
 
@@ -217,7 +223,7 @@ class NetworkRun(Run):
         return {"peak_memory_bytes": resident_memory(peak=True), **self.talk.figures()}
 
     def _status(self) -> dict[str, Any] | None:
-        """What the coordinator says of itself, for another thread; None while it computes or is gone."""
+        """Returns what the coordinator says of itself, for another thread; None while it computes or is gone."""
         talk, answer = self._talk, concurrent.futures.Future[dict[str, Any]]()
         if talk is None:
             return None

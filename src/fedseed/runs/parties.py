@@ -29,7 +29,7 @@ WHO = (
 
 
 def with_keys(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with the clients that there are keys for.
+    """Returns the recipe with the clients that there are keys for.
 
     Args:
         recipe: the recipe.
@@ -59,7 +59,7 @@ def with_keys(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def names_beforehand(recipe: Recipe) -> list[str] | None:
-    """The clients, as far as the coordinator can know them before anybody comes.
+    """Returns the clients, as far as the coordinator can know them before anybody comes.
 
     Returns:
         Their names in the order of their numbers; None: they enrol, or the first to come says, as all see the same.
@@ -80,7 +80,7 @@ def names_beforehand(recipe: Recipe) -> list[str] | None:
 
 
 def read_names(path: Path) -> list[str]:
-    """A list of names in a file. Raises RecipeError."""
+    """Returns a list of names in a file. Raises RecipeError."""
     try:
         names = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -122,7 +122,7 @@ def load_parties(recipe: Recipe) -> list[TaskData]:
 
 
 def joined(recipe: Recipe, parts: Sequence[TaskData]) -> TaskData:
-    """The clients of several parties as one federation's, with what it is evaluated on."""
+    """Returns the clients of several parties as one federation's, with what it is evaluated on."""
     clients = [client for part in parts for client in part.clients]
     evaluation: dict[str, Sequence[Any]] = {"": [example for part in parts for example in part.evaluation[""]]}
     if recipe.task.shares_evaluation:
@@ -133,5 +133,5 @@ def joined(recipe: Recipe, parts: Sequence[TaskData]) -> TaskData:
 
 
 def load_data(recipe: Recipe) -> TaskData:
-    """A recipe's data, whoever holds it. Raises RecipeError if it can't be had or does not fit."""
+    """Returns a recipe's data, whoever holds it. Raises RecipeError if it can't be had or does not fit."""
     return joined(recipe, load_parties(recipe)) if recipe.of_parties else recipe.task.load()

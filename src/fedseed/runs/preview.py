@@ -92,7 +92,7 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2, held_o
 
 
 def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
-    """What makes tokens of the examples, within the model's positions; and what makes one too long."""
+    """Returns what makes tokens of the examples, within the model's positions; and what makes one too long."""
     from fedseed.models import adapters
     from fedseed.models.architectures import LOADERS
     from fedseed.models.loading import outline, reach
@@ -132,7 +132,7 @@ def _counts(client: Prepared, examples: int) -> Counts:
 
 
 def _sequence(item: Any) -> Tokens:
-    """What an item shows: its tokens, its right option's, or its text with the blank."""
+    """Returns what an item shows: its tokens, its right option's, or its text with the blank."""
     if isinstance(item, Options):
         return _sequence(item.sequences[item.gold])
     if isinstance(item, ClassifiedText):

@@ -44,7 +44,7 @@ LONG_KEY = re.compile(rf"""(?<![\w"'.-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{MOST_DEEP}}
 
 
 def read_toml(path: Path, what: str = "") -> dict[str, Any]:
-    """A file's tables.
+    """Reads a TOML file's tables.
 
     Args:
         path: the file.
@@ -292,7 +292,7 @@ class FederationSettings(Table):
         return self
 
     def _roster_problem(self) -> str | None:
-        """What is wrong with the list of clients, or with what is asked of it; names the key."""
+        """Returns what is wrong with the list of clients, or with what is asked of it; names the key."""
         names, open_ = self.clients, self.enrolment == "open"
         if open_ and names is not None:
             return (
@@ -340,7 +340,7 @@ class FederationSettings(Table):
 
     @property
     def names_parties(self) -> bool:
-        """Whether it says who takes part, or lets them enrol."""
+        """Returns whether it says who takes part, or lets them enrol."""
         return self.clients is not None or self.enrolment == "open"
 
 
@@ -459,7 +459,7 @@ class Recipe(Table):
         return self if method is self.method else self.model_copy(update={"method": method})
 
     def _protected(self, privacy: PrivacySettings) -> Method:
-        """The method with `[privacy]`. Raises PydanticCustomError."""
+        """Returns the method with `[privacy]`. Raises PydanticCustomError."""
         if self.evaluation.disclose and self.of_parties and not self.task.shares_evaluation:
             raise told(
                 "evaluation.disclose = true with [privacy]: each client would tell what it measures on held-out data "
@@ -477,12 +477,12 @@ class Recipe(Table):
 
     @property
     def of_parties(self) -> bool:
-        """Whether each client names its own data, so that only the coordinator knows who else takes part."""
+        """Returns whether each client names its own data, so that only the coordinator knows who else takes part."""
         return self.federation.names_parties or self.task.each_its_own
 
     @property
     def evaluates(self) -> bool:
-        """Whether anything is evaluated: of a private run only what the recipe discloses.
+        """Returns whether anything is evaluated: of a private run only what the recipe discloses.
 
         With secure sums examples that are nobody's are evaluated on; those that clients hold out are told apart.
         """
@@ -490,7 +490,7 @@ class Recipe(Table):
         return (mechanism_of(self.method) is None and not theirs) or self.evaluation.disclose
 
     def to_toml(self) -> str:
-        """The complete recipe, defaults included."""
+        """Returns the complete recipe, defaults included."""
         return tomli_w.dumps(self.model_dump(exclude_none=True, exclude={"method": {"private"}}))
 
 
@@ -512,7 +512,7 @@ def _whole_numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
 def read_recipe(
     source: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str | Path] = (), trust_plugins: bool = False
 ) -> Recipe:
-    """A recipe from a TOML file or the name of a packaged one.
+    """Returns a recipe from a TOML file or the name of a packaged one.
 
     Args:
         source: path or name.
@@ -553,7 +553,7 @@ def recipe_keys() -> list[Key]:
 
 
 def _instead(path: Path) -> str:
-    """What to give in place of a recipe that is not there: a file beside it, or a packaged one."""
+    """Returns what to give in place of a recipe that is not there: a file beside it, or a packaged one."""
     try:
         beside = {file.name: str(path.parent / file.name) for file in path.parent.glob("*.toml")}
     except OSError:
@@ -565,7 +565,7 @@ def _instead(path: Path) -> str:
 
 
 def stored_recipe(text: str) -> Recipe:
-    """A recipe as another process of the same run has it, from its `to_toml`; its plug-ins are loaded first.
+    """Returns a recipe as another process of the same run has it, from its `to_toml`; its plug-ins are loaded first.
 
     They have been agreed to there. Raises RecipeError if one is not to be had any more.
     """

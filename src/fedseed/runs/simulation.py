@@ -183,7 +183,7 @@ class AtHand(Session):
             return silent_message(plan.round, plan.attempt, WITHHELD)
 
     def _answers(self, plans: dict[int, bytes]) -> list[Answer]:
-        """What the clients answer, wherever that is computed."""
+        """Returns what the clients answer, wherever that is computed."""
         worker, known, items = self.hosted.worker, {}, list(self.hosted.items.values())
         if self.team is not None:
             self._deal(plans)
@@ -208,7 +208,7 @@ class AtHand(Session):
 
 
 def _at_once(work: Coroutine[Any, Any, T]) -> T:
-    """The result of what never waits for anything outside of this process; so it needs no event loop."""
+    """Returns the result of what never waits for anything outside of this process; so it needs no event loop."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -259,7 +259,7 @@ class Simulation(Run):
         cls, spec: RunSpec, hosted: Hosted, progress: Progress | bool | None = None,
         workers: Workers | None = None,
     ) -> Self:  # fmt: skip
-        """A simulation of what is there already.
+        """Returns a simulation of what is there already.
 
         Args:
             spec: what the run is.
@@ -322,7 +322,7 @@ class Simulation(Run):
 
     @property
     def method(self) -> Method:
-        """The method."""
+        """Returns the method."""
         return self.spec.method
 
     def run(self, resume: bool = False, extend: bool = False) -> RunResult:

@@ -18,27 +18,23 @@ Paths are relative to the file's folder. What the command line says goes before 
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
 
 from fedseed.errors import RecipeError
 from fedseed.runs.keys import explain
-from fedseed.runs.recipe import read_toml
+from fedseed.runs.recipe import Table, read_toml
 from fedseed.tasks.data import OwnData
 
 
 def _beside(path: Path, info: ValidationInfo) -> Path:
-    """A path as seen from here."""
+    """Returns a path as seen from here."""
     return (info.context or Path()) / path.expanduser()
 
 
 Place = Annotated[Path, Field(strict=False), AfterValidator(_beside)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class SiteData(_Table):
+class SiteData(Table):
     """Where its data lies.
 
     Args:
@@ -52,7 +48,7 @@ class SiteData(_Table):
     evaluation: Annotated[float, Field(ge=0, lt=1)] | None = None
 
 
-class Reach(_Table):
+class Reach(Table):
     """How it reaches the server: as in a recipe's [federation]."""
 
     nats: str | None = None
@@ -61,7 +57,7 @@ class Reach(_Table):
     run: str | None = None
 
 
-class Site(_Table):
+class Site(Table):
     """One site.
 
     Args:
@@ -84,18 +80,18 @@ class Site(_Table):
 
     @property
     def names(self) -> list[str]:
-        """Whom its process works for."""
+        """Returns whom its process works for."""
         return [*filter(None, [self.client]), *self.clients]
 
     @property
     def own(self) -> OwnData | None:
-        """Where its data lies; None: nothing is said."""
+        """Returns where its data lies; None: nothing is said."""
         own = OwnData(self.data.path, self.data.evaluation_file, self.data.evaluation)
         return None if own == OwnData() else own
 
 
 def read_site(file: Path | None) -> Site:
-    """A site's file; None: one that says nothing.
+    """Reads a site's file; None: one that says nothing.
 
     Raises:
         RecipeError: missing, not TOML, or wrong; one line that names the key.

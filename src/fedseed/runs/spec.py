@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedseed.aggregation import AggregationRule
-from fedseed.attacks.updates import SIMULATED, AttackKind
+from fedseed.attacks.updates import AttackKind
 from fedseed.errors import RecipeError
 from fedseed.federation.bounds import Bounds
 from fedseed.methods import Method
@@ -142,20 +142,6 @@ class RunSpec:
             answers=recipe.federation.answers,
         )
         return replace(spec, **more)
-
-    @classmethod
-    def over_network(cls, recipe: Recipe, out: Path | None) -> "RunSpec":
-        """Returns a recipe's run with clients elsewhere.
-
-        Raises:
-            RecipeError: it has Byzantine clients that there can be in a simulation only.
-        """
-        if recipe.attack is not None and recipe.attack.kind in SIMULATED:
-            raise RecipeError(
-                f'attack.kind = "{recipe.attack.kind}": such clients know what others send, and what the coordinator '
-                "accepts; that can be simulated (fedseed run), not tried over a network"
-            )
-        return cls.of(recipe, out)
 
     @property
     def folder(self) -> Path | None:

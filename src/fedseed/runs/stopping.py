@@ -28,12 +28,12 @@ def _evaluated(metrics: Lines, name: str = VALIDATION_LOSS) -> list[tuple[int, f
 
 
 def best(metrics: Lines) -> tuple[int, float]:
-    """The first round with the lowest validation loss, and that loss; (0, infinity) if there is none yet."""
+    """Returns the first round with the lowest validation loss, and that loss; (0, infinity) if there is none yet."""
     return min(_evaluated(metrics), key=lambda found: found[1], default=(0, inf))
 
 
 def over(metrics: Lines, patience: int | None) -> bool:
-    """Whether the last `patience` evaluations, or more, brought no better validation loss."""
+    """Returns whether the last `patience` evaluations, or more, brought no better validation loss."""
     if patience is None:
         return False
     number, _ = best(metrics)
@@ -41,7 +41,7 @@ def over(metrics: Lines, patience: int | None) -> bool:
 
 
 def diverged(metrics: Lines) -> int | None:
-    """The first round with a loss that is not finite, or DIVERGED times the base's; None: there is none.
+    """Returns the first round with a loss that is not finite, or DIVERGED times the base's; None: there is none.
 
     A run whose base has no finite loss says nothing.
     """

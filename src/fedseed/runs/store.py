@@ -91,7 +91,7 @@ def write_weights(path: Path, weights: Weights) -> None:
 
 
 def read_weights(path: Path) -> Weights:
-    """The inverse of `write_weights`. Raises OrbitError: it can't be read, is damaged, or is no such file."""
+    """Reads what `write_weights` wrote. Raises OrbitError: it can't be read, is damaged, or is no such file."""
     try:
         data = memoryview(path.read_bytes())
         start = 8 + int.from_bytes(data[:8], "little")
@@ -217,7 +217,7 @@ class StepStore(ABC):
 
     @property
     def due(self) -> bool:
-        """Whether it is time for `sync`."""
+        """Returns whether it is time for `sync`."""
         return False
 
     def sync(self) -> None:  # noqa: B027

@@ -37,7 +37,7 @@ class Source(NamedTuple):
 
     @property
     def recipe(self) -> Path | None:
-        """The run's complete recipe, if there is one."""
+        """Returns the run's complete recipe, if there is one."""
         path = None if self.folder is None else self.folder / "recipe.toml"
         return path if path is not None and path.is_file() else None
 
@@ -53,7 +53,7 @@ class Tuned(NamedTuple):
 
 
 def find_source(name: str) -> Source:
-    """What a name given on the command line means.
+    """Returns what a name given on the command line means.
 
     Args:
         name: a run's folder, an orbit file, a run's `model.safetensors`, a folder with a model, a base's name.
@@ -165,7 +165,7 @@ def replayed(
 
 
 def best_round(source: Source, metric: str) -> int:
-    """The round that was best by a metric.
+    """Returns the round that was best by a metric.
 
     Raises:
         RecipeError: there are no metrics beside the model, or none of this name.
@@ -180,7 +180,7 @@ def best_round(source: Source, metric: str) -> int:
 
 
 def _equipped(header: Header, path: Path, base: str | None, device: str) -> tuple[Any, Any]:
-    """The base that a header names, with the adapter that is tuned, at the first weights."""
+    """Returns the base that a header names, with the adapter that is tuned, at the first weights."""
     from fedseed.models.heads import Head
     from fedseed.models.loading import PACKAGED, find_base, load_model
     from fedseed.orbit.replay import digest_of_base, equip
@@ -204,7 +204,7 @@ def _equipped(header: Header, path: Path, base: str | None, device: str) -> tupl
 
 
 def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
-    """A model's folder or name; an adapter's folder, with the base that it names."""
+    """Loads a model's folder or name; an adapter's folder, with the base that it names."""
     from fedseed.models import adapters
     from fedseed.models.loading import load_model
 
@@ -224,7 +224,7 @@ def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
 
 
 def _measured(folder: Path | None, number: int) -> dict[str, Any]:
-    """What a run's files say of a round: for `Facts`."""
+    """Returns what a run's files say of a round: for `Facts`."""
     if folder is None or not (folder / "metrics.jsonl").is_file():
         return {}
     lines = {line.round: line.metrics for line in read_lines(folder)}
@@ -247,7 +247,7 @@ def recipe_for(
     plugins: Sequence[str] = (),
     trust_plugins: bool = False,
 ) -> Recipe:
-    """The recipe whose task and evaluation a model is measured by.
+    """Returns the recipe whose task and evaluation a model is measured by.
 
     Args:
         source: the model's; a run has its recipe beside it.
@@ -272,7 +272,7 @@ def recipe_for(
 
 
 def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]:
-    """A model's metrics on a recipe's evaluation sets, and notes about the data.
+    """Returns a model's metrics on a recipe's evaluation sets, and notes about the data.
 
     Raises:
         RecipeError: the data can't be had, or do not fit the model.
@@ -286,7 +286,7 @@ def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]
 def evaluate_by_harness(
     tuned: Tuned, tasks: Sequence[str], include: Path | None = None, limit: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """A language model's results on tasks of `lm-evaluation-harness`.
+    """Returns a language model's results on tasks of `lm-evaluation-harness`.
 
     Args:
         tuned: the model.

@@ -66,7 +66,7 @@ class Verified:
 
     @property
     def forged(self) -> bool:
-        """Whether anything is not as it should be."""
+        """Returns whether anything is not as it should be."""
         return bool(self.unlike) or any(one.verdict == "forged" for one in self.checked)
 
 
@@ -178,7 +178,7 @@ def _arrays(value: Any) -> Iterator[NDArray[np.float64]]:
 
 
 def _coarse(worker: Worker) -> str | None:
-    """Why float noise hides what is to be compared; None: it does not."""
+    """Returns why float noise hides what is to be compared; None: it does not."""
     dtypes = {entry.dtype for entry in worker.space.layout.tensors} - {"float32"}
     method, training = worker.method, getattr(worker.method, "training", None)
     if dtypes or getattr(method, "autocast", None) or getattr(training, "autocast", None):
@@ -209,7 +209,7 @@ class Watched(LocalClient):
 
 
 def computed_again(worker: Worker, plan: bytes, client: int, items: Sequence[Any], kept: tuple[int, bytes]) -> Any:
-    """What `Checked` has of one answer, which is computed at the weights before its round, where the worker is.
+    """Returns what `Checked` has of one answer, which is computed at the weights before its round, where the worker is.
 
     Args:
         worker: the model.

@@ -173,7 +173,7 @@ class Workers:
             self._waiting.put(task)
 
     def results(self) -> list[Any]:
-        """The results of the work that was dealt out, in its order, once all are there.
+        """Returns the results of the work that was dealt out, in its order, once all are there.
 
         Raises:
             FedseedError: workers die again and again, or one has another base.

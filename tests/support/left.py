@@ -1,0 +1,26 @@
+"""What a run leaves that must be the same, whoever computed it and however often it was interrupted."""
+
+import json
+
+from safetensors import deserialize, safe_open
+
+UNLIKE = {"seconds", "seconds_per_client", "peak_memory_bytes", "started", "ended", "workers",
+          "worker_peak_memory_bytes"}  # fmt: skip
+
+
+def without_seconds(lines):
+    """Lines of metrics as tables, without what they took and their sums over all of it."""
+    return [{k: v for k, v in line.items() if k not in ("seconds", "sum")} for line in lines]
+
+
+def left_by(folder):
+    """A run's metrics and summary without what differs, its orbit's or weights' bytes, the names of its files."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary = {k: v for k, v in json.loads((folder / "summary.json").read_text()).items() if k not in UNLIKE}
+    if (folder / "model.orbit").exists():
+        model = (folder / "model.orbit").read_bytes()
+    else:  # its metadata come in any order
+        with safe_open(folder / "model.safetensors", framework="np") as file:
+            model = file.metadata(), dict(deserialize((folder / "model.safetensors").read_bytes()))
+    names = sorted(path.name for path in folder.iterdir())
+    return {"metrics": without_seconds(lines), "summary": summary, "model": model, "files": names}
