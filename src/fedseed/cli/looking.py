@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -54,17 +53,18 @@ def new(
     folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.", metavar="[DIR]")] = Path(),
 ) -> None:
     """Write a commented recipe and a folder with example data, to begin with. The recipe runs as it is."""
-    template = files("fedseed") / "cli" / "template"
-    parts = list(_parts(template, Path()))
-    if taken := [str(folder / part) for part, _ in parts if (folder / part).exists()]:
+    template = Path(str(files("fedseed") / "cli" / "template"))
+    there = (path for path in sorted(template.rglob("*")) if path.is_file() and not path.name.startswith((".", "_")))
+    parts = [path.relative_to(template) for path in there]
+    if taken := [str(folder / part) for part in parts if (folder / part).exists()]:
         raise FedseedError(f"{', '.join(taken)}: there already; choose another folder: fedseed new DIR")
     try:
-        for part, source in parts:
+        for part in parts:
             (folder / part).parent.mkdir(parents=True, exist_ok=True)
-            (folder / part).write_bytes(source.read_bytes())
+            (folder / part).write_bytes((template / part).read_bytes())
     except OSError as error:
         raise StorageError(f"{error.filename}: can't be written: {error.strerror}") from error
-    for part, _ in parts:
+    for part in parts:
         say(f"  {folder / part}")
     where = "" if folder == Path() else f"cd {folder} && "
     say(f"Next: {where}fedseed run recipe.toml")
@@ -94,17 +94,6 @@ def explain(
         say(f"  {one.kind}; {default}")
         if one.of:
             say(f"  of {', '.join(one.of)}")
-
-
-def _parts(folder: Traversable, inside: Path) -> list[tuple[Path, Traversable]]:
-    """Returns the files of a folder and of those in it, by where they are in it."""
-    found = []
-    for part in sorted(folder.iterdir(), key=lambda part: part.name):
-        if part.is_dir():
-            found += _parts(part, inside / part.name)
-        elif not part.name.startswith((".", "_")):
-            found.append((inside / part.name, part))
-    return found
 
 
 @grouped
@@ -144,28 +133,23 @@ def preview(
         console.print(f"{how}; ⏎ is a line's end", highlight=False)
 
 
-def tokens_text(pieces: Sequence[Any], coloured: bool) -> Text:
+def tokens_text(pieces: Sequence[tuple[str, bool]], coloured: bool) -> Text:
     """Returns tokens in a row, those that count for the loss marked; a line ends where one of them ends it.
 
     Args:
-        pieces: tokens (`text`, `learnt`).
+        pieces: the tokens' texts, and whether each counts.
         coloured: by colours; else `|` stands between tokens, and `[[`, `]]` around those that count.
     """
-    made = Text()
-    before = False
-    for at, piece in enumerate(pieces):
-        text = piece.text.replace("\n", NEWLINE)
+    made, before = Text(), False
+    for at, (text, learnt) in enumerate(pieces):
+        seen, end = text.replace("\n", NEWLINE), "\n" if text.endswith("\n") else ""
         if coloured:
-            made.append(text, (LEARNT if piece.learnt else OTHER)[at % 2])
+            made.append(seen, (LEARNT if learnt else OTHER)[at % 2])
         else:
-            sign = ("|" if at else "") if before == piece.learnt else "[[" if piece.learnt else "]]"
-            made.append(sign + text)
-            before = piece.learnt
-        if piece.text.endswith("\n"):
-            made.append("\n")
-    if before:
-        made.append("]]")
-    return made
+            made.append((("|" if at else "") if before == learnt else "[[" if learnt else "]]") + seen)
+            before = learnt
+        made.append(end)
+    return made.append("]]") if before else made
 
 
 def clients_table(clients: Sequence[Any]) -> Table:

@@ -8,7 +8,7 @@ from fedseed.errors import RecipeError
 from fedseed.objectives.classification import ClassifiedText
 from fedseed.objectives.losses import Objective, Options
 from fedseed.objectives.masked import Blank, Prompted
-from fedseed.objectives.prepared import Prepared, about, idle, prepare_clients
+from fedseed.objectives.prepared import about, idle, prepare_clients
 from fedseed.objectives.rewarded import Asked
 from fedseed.objectives.tokens import Tokens, longest_input
 from fedseed.runs.equipment import kind_for, within
@@ -17,18 +17,11 @@ from fedseed.tasks.data import Picture, TaskData
 from fedseed.text import first_line
 
 
-class Piece(NamedTuple):
-    """A token: its text, and whether it counts for the loss."""
-
-    text: str
-    learnt: bool
-
-
 class Shown(NamedTuple):
     """An example as tokens."""
 
     title: str  # which one it is, and what became of it
-    pieces: tuple[Piece, ...]
+    pieces: tuple[tuple[str, bool], ...]  # the tokens' texts, and whether each counts for the loss
     note: str = ""  # what else there is to know, such as the other options
 
 
@@ -73,7 +66,13 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2, held_o
         raise RecipeError(f"--client {client}: there is no such client, but {', '.join(list(named)[:12])}")
     objective, limit = _objective(recipe, data)
     prepared = prepare_clients(objective, data.clients)
-    counted = [_counts(one, len(named[one.name].examples)) for one in prepared]
+    counted = []
+    for one in prepared:
+        sequences = [_sequence(item) for item in one.items]
+        lengths, learnt = [len(each.ids) for each in sequences], sum(each.terms for each in sequences)
+        middle, longest = round(median(lengths)) if lengths else 0, max(lengths, default=0)
+        numbers = len(named[one.name].examples), len(one.items), one.dropped, one.cut, middle, longest, sum(lengths)
+        counted.append(Counts(one.name, *numbers, learnt))
     whose = named[client] if client is not None else data.clients[0]
     held = [example for part in data.evaluation.values() for example in part]
     wanted, name = (held, "held out") if held_out else (list(whose.examples), whose.name)
@@ -116,21 +115,6 @@ def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
         raise RecipeError(f'model.base = "{settings.base}": its tokenizer can\'t be used ({reason})') from error
 
 
-def _counts(client: Prepared, examples: int) -> Counts:
-    lengths = [len(_sequence(item).ids) for item in client.items]
-    return Counts(
-        client.name,
-        examples,
-        len(client.items),
-        client.dropped,
-        client.cut,
-        round(median(lengths)) if lengths else 0,
-        max(lengths, default=0),
-        sum(lengths),
-        sum(_sequence(item).terms for item in client.items),
-    )
-
-
 def _sequence(item: Any) -> Tokens:
     """Returns what an item shows: its tokens, its right option's, or its text with the blank."""
     if isinstance(item, Options):
@@ -150,7 +134,7 @@ def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
     tokens = _sequence(item)
     learnt = {at for begin, end in tokens.learnt for at in range(begin, end)}
     texts = _texts(objective.tokenizer, tokens.ids)
-    pieces = tuple(Piece(text, at in learnt) for at, text in enumerate(texts))
+    pieces = tuple((text, at in learnt) for at, text in enumerate(texts))
     if isinstance(item, Options | Prompted):
         counts = "the loss is which option follows"
         if isinstance(item, Options) and item.teacher_forcing:
