@@ -1,4 +1,3 @@
-from contextlib import nullcontext
 from dataclasses import replace
 from math import nan
 
@@ -13,6 +12,7 @@ from fedseed.methods.fedmezo import Rate, Trace, Traces, phi
 from fedseed.methods.payload import Nothing
 from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import Layout, TensorEntry
+from support.made_up import MadeUp
 from support.rounds import answers, plan
 from support.tiers import tiered
 
@@ -44,40 +44,7 @@ def test_exact_pairs_are_the_bits_of_tensors(make_problem, basis, dtype):
     assert pairs["payload_bytes_up"] == 4 + 4 * 6
 
 
-class MadeUp:
-    """A client with losses on both sides of four directions; what it does to its weights is noted."""
-
-    number, round = 4, 2
-    losses = ((3.0, 1.0), (nan, 1.0), (2.0, 2.5), (1.0, 1.0))
-
-    def __init__(self):
-        self.applied, self.skipped = [], 0
-
-    def batches(self, size):
-        while True:
-            yield [0] * size
-
-    def autocast(self, dtype):
-        return nullcontext()
-
-    def estimates(self, method, basis, along, items, one_sided=False):
-        return method.measured(self, basis, along, items, one_sided)
-
-    def perturbed_loss(self, basis, k, scale, items):
-        return self.losses[k][scale < 0]
-
-    def population_losses(self, basis, along, scale, items):
-        return [self.perturbed_loss(basis, k, scale, items) for k in along]
-
-    def apply(self, change):
-        ((basis, coefficients, first),) = [(t.basis, t.coefficients, t.first) for t in change.terms]
-        self.applied.append((basis.seed, first, list(coefficients), change.scale, change.rounding))
-
-    def skip(self, reason):
-        self.skipped += 1
-
-    def weights(self):
-        return b"weights"
+LOSSES = ((3.0, 1.0), (nan, 1.0), (2.0, 2.5), (1.0, 1.0))  # on both sides of four directions
 
 
 @pytest.mark.parametrize("population", [1, 2])
@@ -90,15 +57,16 @@ def test_local_steps_by_hand(travel, personal, population):
         steps=4 // population, batch=2, population=population, scale=0.5, learning_rate=0.2, personal=personal,
         travel=travel, small_steps=small, schedule={"kind": "linear", "rounds": 4},
     )  # fmt: skip
-    state, client = method.start(LAYOUT, 7), MadeUp()
+    state, client = method.start(LAYOUT, 7), MadeUp(LOSSES)
     rate = 0.75 * (0.2 if personal == "constant" else 0.3)
     update = method.train(state, Nothing() if personal == "constant" else Rate(0.3), client)
     mine = [np.float32(rate * rho / population) for rho in (2.0, 0.0, -0.5, 0.0)]
     seed = derive(7, Domain.CLIENT_SEED, 2, 4)
     expected = [(seed, at, mine[at : at + population], -1.0) for at in (0, 2)]
-    assert [one[:4] for one in client.applied] == expected and client.skipped == 1
+    applied = [(t.basis.seed, t.first, list(t.coefficients), c.scale) for c in client.changes for t in c.terms]
+    assert applied == expected and client.skipped == 1
     steps = [(seed, at // population) for at in (0, 2)]
-    assert [one[4] for one in client.applied] == (steps if small == "stochastic" else [None, None])
+    assert [one.rounding for one in client.changes] == (steps if small == "stochastic" else [None, None])
     assert update.loss == (1.75 if personal == "loss" else None)  # of 2, 2.25 and 1
     if travel == "pairs":
         assert update.scalars.tolist() == mine

@@ -1,7 +1,5 @@
 """Error feedback beside its formulas, on a client of which only the change is made up."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 
@@ -9,36 +7,11 @@ from fedseed import Sign, TopK
 from fedseed.errors import NonFiniteError
 from fedseed.methods.feedback import CHUNK
 from fedseed.weights.layout import Layout, TensorEntry
+from support.made_up import MadeUp
 from support.rounds import answers
 
 SIZE = 2 * CHUNK + 90
 LAYOUT = Layout((TensorEntry("w", (SIZE,), "float32"),), (0, SIZE))
-
-
-class Client:
-    """Its change is what it is given; what it remembers can be seen."""
-
-    number, round = 0, 2
-
-    def __init__(self, change, memory=None):
-        self.change, self.memory, self.calls = change, memory, []
-
-    def phase(self, name):
-        return nullcontext()
-
-    def first_order(self, training):
-        self.calls.append(("train", training.learning_rate))
-
-    def difference(self):
-        return self.change.copy()
-
-    def recall(self):
-        self.calls.append("recall")
-        return self.memory
-
-    def keep(self, vector):
-        self.calls.append("keep")
-        self.memory = vector.copy()
 
 
 def vectors():
@@ -63,7 +36,7 @@ def test_what_is_not_sent_is_remembered_and_added(make, beta):
     state = method.start(LAYOUT, 1)
     change, memory = vectors()
     for before in (None, memory):
-        client = Client(change, before)
+        client = MadeUp(change=change, memory=before)
         update = method.train(state, None, client)
         p = change if before is None else change + before
         assert update.encode() == method.compressed(state, p, 2).encode()
@@ -76,7 +49,7 @@ def test_what_is_not_finite_or_does_not_fit_is_refused(make):
     method = make()
     change = vectors()[0]
     change[7] = np.inf
-    client = Client(change)
+    client = MadeUp(change=change)
     with pytest.raises(NonFiniteError, match="the local update is not finite"):
         method.train(method.start(LAYOUT, 1), None, client)
     assert "keep" not in client.calls

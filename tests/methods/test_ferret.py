@@ -1,5 +1,4 @@
 import itertools
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.layout import Layout, TensorEntry
 from fedseed.weights.vector import Vector
+from support.made_up import MadeUp
 from support.rounds import answers, plan
 from support.tiers import tiered
 
@@ -145,28 +145,6 @@ def test_wrong_updates_are_refused():
         method.decode_step(state, good.encode() * 2)
 
 
-class MadeUp:
-    """A client whose training is made up: norms of its change's blocks, and their products with directions."""
-
-    number, round = 2, 3
-
-    def __init__(self, norms, products):
-        self.norms, self.products, self.rates, self.bases = norms, products, [], []
-
-    def phase(self, name):
-        return nullcontext()
-
-    def first_order(self, training):
-        self.rates.append(training.learning_rate)
-
-    def change_norms(self):
-        return np.array(self.norms)
-
-    def project_change(self, basis, counts):
-        self.bases.append(basis)
-        return [np.array(product, dtype=np.float32) for product in self.products]
-
-
 @pytest.mark.parametrize(
     ("norms", "products", "text"),
     [
@@ -177,7 +155,9 @@ class MadeUp:
 def test_one_number_that_is_not_finite_is_enough(norms, products, text):
     method = Ferret(directions=4)
     with pytest.raises(NonFiniteError, match=text):
-        method.train(method.start(LAYOUT, 1), plan(method, method.start(LAYOUT, 1), 1), MadeUp(norms, products))
+        method.train(
+            method.start(LAYOUT, 1), plan(method, method.start(LAYOUT, 1), 1), MadeUp(norms=norms, products=products)
+        )
 
 
 def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_rounds():
@@ -188,10 +168,10 @@ def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_
         ("fixed", derive(1, Domain.ROUND_SEED, 0)),
     ):
         method = Ferret(directions=4, seeds=seeds, training=training)
-        state, client = method.start(LAYOUT, 1), MadeUp([1.0] * 4, [[1.0] * 4] * 4)
+        state, client = method.start(LAYOUT, 1), MadeUp(norms=[1.0] * 4, products=[[1.0] * 4] * 4, number=2, round=3)
         update = method.train(state, plan(method, state, 3), client)
         assert update.seed == client.bases[0].seed == expected
-        assert client.rates == [0.25]
+        assert client.calls == [("train", 0.25)]
         assert (plan(method, state, 3).seed is None) == (seeds == "per-client") == (method.incomparable is not None)
         assert method.lasting_entries == (seeds == "fixed")
         step = CoefficientStep((update,))

@@ -1,7 +1,5 @@
 """Losses without their scale: what the three ways make of them, and that methods compare what comes out."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +7,7 @@ from hypothesis import strategies as st
 
 from fedseed import FedZO, MeZO
 from fedseed.methods.zeroth import normalised
+from support.made_up import MadeUp
 from support.zeroth_order import LAYOUT
 
 LOSSES = st.lists(st.integers(-50, 50), min_size=1, max_size=12)
@@ -33,36 +32,6 @@ def test_by_hand():
     for how in ("z-score", "ranks"):
         assert normalised([0.1 + 0.2] * 3, how).tolist() == [0.0] * 3
         assert normalised([], how).tolist() == []
-
-
-class Client:
-    """Losses by direction and side, for a method's estimates."""
-
-    number, round = 0, 1
-
-    def __init__(self, losses, here=0.0):
-        self.losses, self.here, self.changes = losses, here, []
-
-    def batches(self, size):
-        yield from [[0]]
-
-    def autocast(self, dtype):
-        return nullcontext()
-
-    def estimates(self, method, basis, along, items, one_sided=False):
-        return method.measured(self, basis, along, items, one_sided)
-
-    def perturbed_loss(self, basis, k, scale, items):
-        return self.losses[k][scale < 0]
-
-    def loss(self, items):
-        return self.here
-
-    def apply(self, change):
-        self.changes += [term.coefficients for term in change.terms]
-
-    def weights(self):
-        return b""
 
 
 @pytest.mark.parametrize("how", ["z-score", "ranks"])
@@ -101,9 +70,9 @@ def test_a_steps_losses_are_one_population(how, estimator):
         scaled = normalised([*plus, 1.5], how)
         expected = (scaled[:3] - scaled[3]) / 0.5 / 3
     mezo = MeZO(**settings)
-    update = mezo.train(mezo.start(LAYOUT, 1), None, Client(SIDES, 1.5))
+    update = mezo.train(mezo.start(LAYOUT, 1), None, MadeUp(SIDES, 1.5, round=1))
     np.testing.assert_allclose(update.scalars, expected, rtol=1e-6)
-    client = Client(SIDES, 1.5)
+    client = MadeUp(SIDES, 1.5, round=1)
     zo = FedZO(**settings, steps=1)
     zo.train(zo.start(LAYOUT, 1), None, client)
-    np.testing.assert_allclose(client.changes[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(client.changes[0].terms[0].coefficients, expected, rtol=1e-6)

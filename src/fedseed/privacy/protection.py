@@ -37,21 +37,13 @@ _NO_SUM = "noise goes to the sum of what clients send, and along directions of t
 
 
 class Required(NamedTuple):
-    """What a setting must be where data are protected, of any method that has it.
-
-    Args:
-        key: of the method.
-        values: it may have.
-        reason: why no others.
-        level: where; None: at both.
-        unless: another key; methods that have it need not.
-    """
+    """What a setting must be where data are protected, of any method that has it."""
 
     key: str
-    values: tuple[Any, ...]
-    reason: str
-    level: Level | None = None
-    unless: str | None = None
+    values: tuple[Any, ...]  # that it may have
+    reason: str  # why no others
+    level: Level | None = None  # where; None: at both
+    unless: str | None = None  # another key: methods that have it need not
 
 
 _TRAVEL = Required("travel", ("pairs",), "whole weights have no bound")
@@ -71,12 +63,12 @@ _REQUIRED = (
 
 
 def vote_epsilon(method: Method) -> float | None:
-    """Epsilon of each vote, of a method whose clients vote (DP-FeedSign); None: votes are settled without a draw."""
+    """Returns epsilon of each vote of a method whose clients vote (DP-FeedSign); None: no vote is drawn."""
     return getattr(method, "epsilon", None) if _counts_votes(method) else None
 
 
 def protects(method: Method) -> frozenset[Level]:
-    """What `[privacy]` can protect: single examples of estimates, clients whose vectors a step adds up."""
+    """Returns what `[privacy]` can protect: single examples of estimates, clients whose vectors a step adds up."""
     kind = method.update_type
     found: set[Level] = {"example"} if kind.projections else set()
     if issubclass(kind, Summand) and not kind.counted:
@@ -85,7 +77,7 @@ def protects(method: Method) -> frozenset[Level]:
 
 
 def unprotected(method: Method, settings: PrivacySettings) -> str | None:
-    """Why these settings can't protect a method's data; None: they can."""
+    """Returns why these settings can't protect a method's data; None: they can."""
     if (epsilon := vote_epsilon(method)) is not None:
         return f"method.epsilon = {epsilon:g} is DP-FeedSign, with an account of its own: leave out [privacy]"
     if _counts_votes(method):
@@ -117,22 +109,6 @@ def _counts_votes(method: Method) -> bool:
     return issubclass(method.update_type, Summand) and method.update_type.counted
 
 
-def _unsuited(method: Method, level: Level | None, rule: AggregationRule) -> str | None:
-    """Why a rule can't combine the answers of a private method; None: it can."""
-    said, epsilon = f'aggregation.name = "{rule.name}"', vote_epsilon(method)
-    if level == "client" and type(rule) is not Mean:
-        return (
-            f'{said} with privacy.level = "client": how far one client moves its result is not known, so noise has no '
-            'measure; take "mean", or privacy.level = "example"'
-        )
-    if epsilon is not None and rule.compares:
-        return (
-            f"{said} does not fit {method.name}: epsilon = {epsilon:g}: the private draw is made of the sum of all "
-            "votes, each counting the same"
-        )
-    return None
-
-
 class Private(Method, ABC):
     """A method with a recipe's `[privacy]`, which orbits keep among its settings; `protected` makes one."""
 
@@ -145,19 +121,19 @@ class Private(Method, ABC):
 
 @cache
 def _private(kind: type[Method]) -> type[Private]:
-    """The kind of method that has `[privacy]`, too."""
+    """Returns the kind of method that has `[privacy]`, too."""
     return type(kind.__name__, (Private, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__, "kind": kind})
 
 
 def _plain(method: Method) -> Method:
-    """The method without `[privacy]`."""
+    """Returns the method without `[privacy]`."""
     if not isinstance(method, Private):
         return method
     return method.kind.model_construct(**{name: getattr(method, name) for name in method.kind.model_fields})
 
 
 def protected(method: Method, settings: PrivacySettings) -> Method:
-    """A method with a recipe's `[privacy]`.
+    """Returns a method with a recipe's `[privacy]`.
 
     Raises:
         ValueError: these settings can't protect its data; names the keys.
@@ -191,19 +167,19 @@ def check_dtypes(method: Method, dtypes: Iterable[str]) -> None:
 
 
 def read_method(kind: type[Method], settings: dict[str, Any]) -> Method:
-    """A method from the settings that an orbit has of it. Raises ValueError, pydantic's included."""
+    """Returns a method from the settings that an orbit has of it. Raises ValueError, pydantic's included."""
     method = kind.model_validate({key: value for key, value in settings.items() if key != "private"})
     private = settings.get("private")
     return method if private is None else protected(method, PrivacySettings.model_validate(private))
 
 
 def settings_of(method: Method) -> PrivacySettings | None:
-    """The `[privacy]` that a method was given; None: none."""
+    """Returns the `[privacy]` that a method was given; None: none."""
     return method.private if isinstance(method, Private) else None
 
 
 def mechanism_of(method: Method) -> Mechanism | None:
-    """What makes a run of a method private, and keeps its account; None: nothing does.
+    """Returns what makes a run of a method private, and keeps its account; None: nothing does.
 
     Of a run that has one nothing else is told that depends on a client's data (docs/trust.md): no losses, no counts,
     no reasons, no seconds of clients' work.
@@ -213,7 +189,7 @@ def mechanism_of(method: Method) -> Mechanism | None:
 
 
 def protection_of(method: Method) -> "Protection | None":
-    """What wraps a method's client and its answers; None: nothing does."""
+    """Returns what wraps a method's client and its answers; None: nothing does."""
     settings, epsilon = settings_of(method), vote_epsilon(method)
     if epsilon is not None:
         return ProtectedVotes(method, PrivateSign(epsilon, _words(method)))
@@ -226,9 +202,22 @@ def protection_of(method: Method) -> "Protection | None":
 
 
 def misfit(method: Method, rule: AggregationRule) -> str | None:
-    """Why a rule can't combine a method's answers, private or not; None: it can."""
-    settings = settings_of(method)
-    return base.misfit(method, rule) or _unsuited(method, None if settings is None else settings.level, rule)
+    """Returns why a rule can't combine a method's answers, private or not; None if it can."""
+    settings, epsilon = settings_of(method), vote_epsilon(method)
+    said = f'aggregation.name = "{rule.name}"'
+    if problem := base.misfit(method, rule):
+        return problem
+    if settings is not None and settings.level == "client" and type(rule) is not Mean:
+        return (
+            f'{said} with privacy.level = "client": how far one client moves its result is not known, so noise has no '
+            'measure; take "mean", or privacy.level = "example"'
+        )
+    if epsilon is not None and rule.compares:
+        return (
+            f"{said} does not fit {method.name}: epsilon = {epsilon:g}: the private draw is made of the sum of all "
+            "votes, each counting the same"
+        )
+    return None
 
 
 @dataclass(frozen=True)
@@ -242,23 +231,15 @@ class Protection(ABC):
 
     method: Method
     mechanism: Any
-
-    @property
-    def alone(self) -> bool:
-        """Whether each client must compute alone, even where the method's clients could do so in one go."""
-        return False
-
-    @property
-    def bounds(self) -> bool:
-        """Whether it bounds each client's update itself: then no client may decide what becomes of another's."""
-        return False
+    alone: ClassVar[bool] = False  # whether each client must compute alone, even where clients could do so in one go
+    bounds: ClassVar[bool] = False  # whether it bounds each client's update: then no client decides of another's
 
     @abstractmethod
     def train(self, state: State, plan: Any, client: Client) -> Payload:
-        """What a client answers, in place of `Method.train`. Raises NonFiniteError where silence tells nothing."""
+        """Returns what a client answers, for `Method.train`. Raises NonFiniteError where silence tells nothing."""
 
     def combined(self, state: State, answers: Answers, asked: int) -> Answers:
-        """What the method is given in place of a round's answers.
+        """Returns what the method is given in place of a round's answers.
 
         Args:
             state: the one before the step.
@@ -271,9 +252,7 @@ class Protection(ABC):
 class ProtectedExamples(Protection):
     """Each client bounds what an example does to its losses, and adds noise to the sum before it sends."""
 
-    @property
-    def alone(self) -> bool:
-        return True
+    alone = True
 
     def train(self, state: State, plan: Any, client: Client) -> Payload:
         return self.method.train(state, plan, _Measuring(client, self.mechanism))
@@ -285,12 +264,10 @@ class ProtectedClients(Protection):
     Where clients' vectors are along directions of their own there is no sum: each one gets noise of its own.
     """
 
-    @property
-    def bounds(self) -> bool:
-        return True
+    bounds = True
 
     def train(self, state: State, plan: Any, client: Client) -> Payload:
-        """The update at most `clip` long; one of zeros where nothing was usable, for silence would tell."""
+        """Returns the update at most `clip` long; one of zeros where nothing was usable, for silence would tell."""
         about, kind = About(self.method, state, "update", client.round), _summand(self.method)
         update = kind.of(np.zeros(kind.words(about)), about)
         with suppress(NonFiniteError):
@@ -299,19 +276,17 @@ class ProtectedClients(Protection):
         return update.with_vector(unit * bounded(update.vector(about) / unit, self.mechanism.settings.clip), about)
 
     def combined(self, state: State, answers: Answers, asked: int) -> Answers:
-        """One answer that stands for all: the noisy mean of the bounded vectors."""
+        """Returns one answer that stands for all: the noisy mean of the bounded vectors."""
         about, kind = About(self.method, state, "update", answers.round), _summand(self.method)
-        if not answers:
-            return answers
         unit = kind.unit(about)
-        if self.method.incomparable is not None:
-            return replace(answers, answers=tuple(self._noisy(one, unit, about) for one in answers))
-        mean = unit * self.mechanism.mean([update.vector(about) / unit for update in answers.updates], asked)
-        return replace(answers, answers=(Answer(ALL, 1.0, kind.of(mean, about)),))
 
-    def _noisy(self, answer: Answer, unit: float, about: About) -> Answer:
-        vector = unit * self.mechanism.mean([answer.update.vector(about) / unit], 1)
-        return Answer(answer.client, answer.weight, answer.update.with_vector(vector, about))
+        def noisy(some: Sequence[Answer], asked: int) -> Any:
+            return unit * self.mechanism.mean([answer.update.vector(about) / unit for answer in some], asked)
+
+        if self.method.incomparable is not None:
+            own = (one._replace(update=one.update.with_vector(noisy([one], 1), about)) for one in answers)
+            return replace(answers, answers=tuple(own))
+        return _instead(answers, kind.of(noisy(answers, asked), about)) if answers else answers
 
 
 class ProtectedVotes(Protection):
@@ -321,13 +296,17 @@ class ProtectedVotes(Protection):
         return self.method.train(state, plan, _Voting(client))
 
     def combined(self, state: State, answers: Answers, asked: int) -> Answers:
-        """One vote that stands for all: drawn by the sum of the votes, each counting the same."""
-        about, kind = About(self.method, state, "update", answers.round), _summand(self.method)
+        """Returns one vote that stands for all: drawn by the sum of the votes, each counting the same."""
         if not answers:
             return answers
+        about = About(self.method, state, "update", answers.round)
         sums = np.sum([update.vector(about) for update in answers.updates], axis=0)
         drawn = np.array(self.mechanism.draw(sums), dtype=np.float64)
-        return replace(answers, answers=(Answer(ALL, 1.0, kind.of(drawn, about)),))
+        return _instead(answers, _summand(self.method).of(drawn, about))
+
+
+def _instead(answers: Answers, update: Payload) -> Answers:
+    return replace(answers, answers=(Answer(ALL, 1.0, update),))
 
 
 def _summand(method: Method) -> type[Summand]:
@@ -394,7 +373,7 @@ class _Measuring(_Wrapped):
     def estimates(
         self, method: ZerothOrder, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
     ) -> list[Projection]:
-        """Private estimates along some directions, all on the same examples: one noisy vector, and no losses.
+        """Returns private estimates along some directions, all on the same examples: one noisy vector, and no losses.
 
         An example whose loss is not finite counts as one that no direction changes.
         """

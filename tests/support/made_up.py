@@ -1,0 +1,76 @@
+"""A client as a method sees it, of which all is made up: its losses, or what training has changed."""
+
+from contextlib import nullcontext
+
+import numpy as np
+
+
+class MadeUp:
+    """What a method asks of it, it answers; what a method does to it can be seen.
+
+    Args:
+        losses: plus and minus of each direction.
+        here: the loss at the weights as they are.
+        change: of the weights, by training.
+        memory: what it remembers of earlier rounds.
+        norms: of the change's blocks.
+        products: of the change's blocks with directions.
+        number: the client's.
+        round: the round's.
+    """
+
+    def __init__(self, losses=(), here=0.0, change=None, memory=None, norms=(), products=(), number=4, round=2):
+        self.losses, self.here, self.change, self.memory = losses, here, change, memory
+        self.norms, self.products, self.number, self.round = norms, products, number, round
+        self.calls, self.changes, self.bases, self.skipped = [], [], [], 0
+
+    def phase(self, name):
+        return nullcontext()
+
+    autocast = phase
+
+    def batches(self, size):
+        while True:
+            yield [0] * size
+
+    def estimates(self, method, basis, along, items, one_sided=False):
+        return method.measured(self, basis, along, items, one_sided)
+
+    def perturbed_loss(self, basis, k, scale, items):
+        return self.losses[k][scale < 0]
+
+    def population_losses(self, basis, along, scale, items):
+        return [self.perturbed_loss(basis, k, scale, items) for k in along]
+
+    def loss(self, items):
+        return self.here
+
+    def apply(self, change):
+        self.changes.append(change)
+
+    def skip(self, reason):
+        self.skipped += 1
+
+    def weights(self):
+        return b"weights"
+
+    def first_order(self, training):
+        self.calls.append(("train", training.learning_rate))
+
+    def change_norms(self):
+        return np.array(self.norms)
+
+    def project_change(self, basis, counts):
+        self.bases.append(basis)
+        return [np.array(product, dtype=np.float32) for product in self.products]
+
+    def difference(self):
+        return self.change.copy()
+
+    def recall(self):
+        self.calls.append("recall")
+        return self.memory
+
+    def keep(self, vector):
+        self.calls.append("keep")
+        self.memory = vector.copy()
