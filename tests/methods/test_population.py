@@ -8,14 +8,13 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedseed import FedKSeed, FedMeZO, FedZO, FeedSign, MeZO, ParameterSpace, ZOFedSGD
 from fedseed.errors import MessageError, NonFiniteError
-from fedseed.federation.messages import Message
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.objectives.losses import Choices
 from fedseed.randomness import Domain, derive
 from fedseed.tasks.data import Choice
 from fedseed.training.client import LocalClient, part_losses
 from support.rounds import answers, apply, plan
-from support.zeroth_order import LAYOUT, OBJECTIVE, data, federation, model
+from support.zeroth_order import LAYOUT, OBJECTIVE, data, model
 
 SETTINGS = {"learning_rate": 0.02, "scale": 0.05, "batch": 8, "population": 4, "basis": "lowrank"}
 METHODS = {
@@ -173,33 +172,6 @@ def test_without_any_usable_loss_a_client_says_nothing():
     clipped = METHODS["zo-shared"].model_copy(update={"clip": 1e-9})
     with pytest.raises(NonFiniteError, match="the loss guard allows 1e-09"):
         tuned(clipped, data()[0][0])
-
-
-# -- all clients in one pass -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["feedsign", "zo-shared"])
-def test_all_clients_populations_share_a_pass(name, monkeypatch):
-    """Two passes for each population, however many clients; three processes find what one does."""
-    method = METHODS[name]
-    run = federation(method, 5)
-    picked = run.coordinator.open(1)
-    plans, items = [run.coordinator.plan(c) for c in picked], [run.items[c] for c in picked]
-    together = run.worker.train_all(plans, picked, items)
-    assert sum(a.cost.forward_passes for a in together) == 2 * method.per_step // 4
-    for client, asked, mine, joint in zip(picked, plans, items, together, strict=True):
-        alone = run.worker.train(asked, client, mine)
-        a, b = (method.decode_update(run.worker.state, 1, Message.decode(m.message).payload) for m in (alone, joint))
-        if name == "zo-shared":
-            np.testing.assert_allclose(a.scalars, b.scalars, atol=1e-4)
-            assert alone.cost.losses == pytest.approx(joint.cost.losses, abs=1e-5)
-        else:  # no projection here is within float noise of zero
-            np.testing.assert_array_equal(a.signs, b.signs)
-    parts = [run.worker.look(plans, picked, items, part, 3) for part in range(3)]
-    known = {look: seen for found in parts for look, seen in found.items()}
-    assert sum(map(len, parts)) == len(known) == 2 * method.per_step // 4
-    monkeypatch.setattr(run.worker.objective, "losses", None)  # nothing is measured again
-    assert [a.message for a in run.worker.train_all(plans, picked, items, known)] == [a.message for a in together]
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed import MeZO
+from fedseed import FeedSign, MeZO, ZOFedSGD
 from fedseed.errors import MessageError
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods.fedkseed import Pairs
@@ -35,27 +35,44 @@ def test_each_method_learns_and_the_same_recipe_gives_the_same_run(name, tmp_pat
         assert orbits[0] == orbits[1]
 
 
-@pytest.mark.parametrize("name", ["feedsign", "zo-shared"])
-def test_votes_from_one_batch_are_the_votes_client_by_client(name):
-    method, _ = METHODS[name]
+POPULATION = {"learning_rate": 0.02, "scale": 0.05, "batch": 8, "population": 4, "basis": "lowrank"}
+TOGETHER = {
+    "feedsign": METHODS["feedsign"][0],
+    "zo-shared": METHODS["zo-shared"][0],
+    "feedsign-population": FeedSign(**POPULATION, votes_per_round=2),
+    "zo-shared-population": ZOFedSGD(**POPULATION, seeds="shared"),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_votes_from_one_batch_are_the_votes_client_by_client(name, monkeypatch):
+    """A pair of passes for each population, however many clients; three processes find what one does."""
+    method = TOGETHER[name]
     run = federation(method, 5)
     for number in range(1, 9):
         clients = run.coordinator.open(number)
-        plans = [run.coordinator.plan(c) for c in clients]
-        items = [run.items[c] for c in clients]
-        together = run.worker.train_all(plans, clients, items)
-        passes = sum(a.cost.forward_passes for a in together)
-        assert passes == 2 * method.per_step  # one pair of passes a direction, whatever the number of clients
-        for client, asked, mine, joint in zip(clients, plans, items, together, strict=True):
-            alone = run.worker.train(asked, client, mine)
+        asked = [run.coordinator.plan(c) for c in clients], clients, [run.items[c] for c in clients]
+        together = run.worker.train_all(*asked)
+        passes = 2 * method.per_step // method.population
+        assert sum(a.cost.forward_passes for a in together) == passes
+        for client, plan_, mine, joint in zip(clients, asked[0], asked[2], together, strict=True):
+            alone = run.worker.train(plan_, client, mine)
             a, b = (
                 method.decode_update(run.worker.state, number, Message.decode(m).payload)
                 for m in (alone.message, joint.message)
             )
-            if name == "zo-shared":
+            if name.startswith("zo"):
                 np.testing.assert_allclose(a.scalars, b.scalars, atol=2e-3)
+                assert alone.cost.losses == pytest.approx(joint.cost.losses, abs=1e-5)
             else:  # no projection of this run is within float noise of zero
                 np.testing.assert_array_equal(a.signs, b.signs)
+        parts = [run.worker.look(*asked, part, 3) for part in range(3)]
+        known = {look: seen for found in parts for look, seen in found.items()}
+        assert sum(map(len, parts)) == len(known) == passes
+        with monkeypatch.context() as patch:
+            patch.setattr(run.worker.objective, "losses", None)  # nothing is measured again
+            assert [a.message for a in run.worker.train_all(*asked, known)] == [a.message for a in together]
+        for client, joint in zip(clients, together, strict=True):
             run.coordinator.receive(joint.message, client)
         run.worker.apply(run.coordinator.close())
 

@@ -57,11 +57,7 @@ def packed_bytes(count: int, width: int) -> int:
 
 
 def unpack(data: bytes, width: int, count: int) -> Places:
-    """The inverse of `pack`.
-
-    Raises:
-        MessageError: not so many bytes, or a padding bit is set.
-    """
+    """The inverse of `pack`. Raises MessageError: not so many bytes, or a padding bit is set."""
     check_bits(data, count, f"numbers of {width} bits", width)
     numbers = np.zeros(count, dtype=np.uint16)
     for lo in range(0, count, 8 * _GROUPS):

@@ -67,21 +67,21 @@ class Orbit:
 
     @property
     def last(self) -> int:
-        """The number of the last step; `header.first` - 1 if there is none."""
+        """Returns the number of the last step; `header.first` - 1 if there is none."""
         return self.parts[-1].last if self.parts else self.header.first - 1
 
     @cached_property
     def records(self) -> tuple[Record, ...]:
-        """All steps."""
+        """Returns all steps."""
         return tuple(self.steps())
 
     def steps(self, upto: int | None = None) -> Steps:
-        """The steps one after the other, up to and with number `upto`."""
+        """Returns the steps one after the other, up to and with number `upto`."""
         return Steps(self.parts, self.header.method, upto)
 
     @classmethod
     def open(cls, path: str | Path) -> "Orbit":
-        """Read and check an orbit file.
+        """Reads and checks an orbit file.
 
         Raises:
             OrbitError: missing, another format or stream version, damaged or cut short; names the step.
@@ -102,11 +102,7 @@ class Orbit:
         return orbit
 
     def check_upto(self, upto: int | None) -> int:
-        """`upto`, or the last step's number for None.
-
-        Raises:
-            OrbitError: the orbit can't be replayed to there.
-        """
+        """Returns `upto`, or the last step's number for None. Raises OrbitError: nobody can replay to there."""
         count = self.last if upto is None else upto
         if self.header.first > 1 and 0 <= count < self.header.first:
             raise OrbitError(f"step {count}: this orbit is compacted, it holds nothing before step {self.header.first}")
@@ -115,11 +111,7 @@ class Orbit:
         return count
 
     def check_steps(self) -> None:
-        """Read every step as its method does; no model is needed.
-
-        Raises:
-            OrbitError: a step is not valid; names it.
-        """
+        """Reads every step as its method does; no model is needed. Raises OrbitError, which names a bad step."""
         method = self.header.method
         state = self.header.start()
         for record in self.steps():
@@ -129,7 +121,7 @@ class Orbit:
                 raise OrbitError(f"step {record.round}: {error}") from error
 
     def equip(self, model: "torch.nn.Module") -> "torch.nn.Module":
-        """The base with the adapter that the orbit tunes, at its first weights: what `replay` then goes on from.
+        """Returns the base with the adapter that the orbit tunes, at its first weights: `replay` goes on from there.
 
         Args:
             model: the base, as loaded. Without an adapter it is returned as it is.
@@ -148,7 +140,7 @@ class Orbit:
         progress: Callable[[int], None] | None = None,
         check_all: bool = False,
     ) -> str:
-        """Apply the steps up to number `upto` (all by default) to the base, in place.
+        """Applies the steps up to number `upto` (all by default) to the base, in place.
 
         Args:
             model: the base, as loaded; its digest must be the header's. Where the orbit tunes an adapter: what `equip`
@@ -169,7 +161,7 @@ class Orbit:
 
 
 def read(path: str | Path) -> bytes:
-    """A file's bytes. Raises OrbitError."""
+    """Returns a file's bytes. Raises OrbitError."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -177,7 +169,7 @@ def read(path: str | Path) -> bytes:
 
 
 def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
-    """Everything up to the first damage, and the damage.
+    """Returns everything up to the first damage, and the damage.
 
     Args:
         data: a file's bytes.
@@ -228,7 +220,7 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
 
 
 def _record(header: Header, data: bytes, position: int, step: int, last: bytes) -> Record | Damage:
-    """The record at `position`, which should begin with number `step`, or what is wrong with it."""
+    """Returns the record at `position`, which should begin with number `step`, or what is wrong with it."""
 
     def damage(text: str, torn: bool = False) -> Damage:
         # a write that was interrupted may also leave zeros: the file had grown, its content had not arrived
@@ -258,7 +250,7 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
 
 
 def write_orbit(path: Path, start: bytes, parts: Iterable[Record]) -> None:
-    """Write a whole orbit file, or replace one, in one go.
+    """Writes a whole orbit file, or replaces one, in one go.
 
     Args:
         path: the file.
@@ -278,6 +270,6 @@ def write_orbit(path: Path, start: bytes, parts: Iterable[Record]) -> None:
 
 
 def begin(header: Header) -> bytes:
-    """The bytes an orbit file begins with: the header and its link."""
+    """Returns the bytes an orbit file begins with: the header and its link."""
     data = header.encode()
     return data + link(b"", data)

@@ -3,6 +3,7 @@
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
@@ -32,6 +33,16 @@ _LARGEST = 1 << 63  # numbers in a layout are below
 _MOST_SIDES = 64
 _SHOWN = 1000  # characters of what is wrong with one
 _MOST_SETTINGS = 1 << 16  # characters of a method's settings, and of an adapter's
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(map(str, values))
+
+
+_READ: dict[str, Callable[[Any], Any]] = {  # what becomes of a header's values, but for tables
+    "base": str, "base_digest": str, "dtype": str, "seed": int, "first": int, "base_folder": str, "digest_kind": str,
+    "classes": _texts, "trainable": _texts,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,11 +93,7 @@ class Header:
     base_folder: str = ""
 
     def encode(self) -> bytes:
-        """The header's bytes, without the link.
-
-        Raises:
-            OrbitError: nobody could read them.
-        """
+        """Returns the header's bytes, without the link. Raises OrbitError: nobody could read them."""
         data: dict[str, Any] = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -107,7 +114,7 @@ class Header:
 
     @classmethod
     def decode(cls, packed: bytes, format: int = FORMAT) -> "Header":
-        """The header from its compressed JSON.
+        """Returns the header from its compressed JSON.
 
         Args:
             packed: the JSON.
@@ -143,20 +150,9 @@ class Header:
             if adapter is not None:
                 settings: Adapter = TypeAdapter[Adapter](AnyAdapter).validate_python(adapter["settings"])
                 adapter = AdapterStart(settings, str(adapter["digest"]))
-            header = cls(
-                base=str(data["base"]),
-                base_digest=str(data["base_digest"]),
-                dtype=str(data["dtype"]),
-                layout=Layout.from_json(data["layout"]),
-                method=read_method(kind, data["method"]),
-                seed=int(data["seed"]),
-                trainable=None if data.get("trainable") is None else tuple(map(str, data["trainable"])),
-                first=int(data.get("first", 1)),
-                classes=tuple(map(str, data.get("classes", ()))),
-                adapter=adapter,
-                digest_kind=data.get("digest_kind", "blake2b"),
-                base_folder=str(data.get("base_folder", "")),
-            )
+            plain = {name: read(data[name]) for name, read in _READ.items() if data.get(name) is not None}
+            layout, method = Layout.from_json(data["layout"]), read_method(kind, data["method"])
+            header = cls(**plain, layout=layout, method=method, adapter=adapter)
             header.check()
             return header
         except (zlib.error, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError,
@@ -164,11 +160,7 @@ class Header:
             raise OrbitError(f"orbit header is not valid: {shown(error, _SHOWN)}") from error
 
     def check(self) -> None:
-        """Check what the types do not say.
-
-        Raises:
-            ValueError: what is wrong.
-        """
+        """Raises ValueError for what the types do not say."""
         if self.digest_kind not in get_args(DigestKind):
             known = ", ".join(get_args(DigestKind))
             raise ValueError(f"digests of kind {self.digest_kind!r}; this version of fedseed knows {known}")
@@ -201,11 +193,7 @@ class Header:
         return replace(self, method=method, seed=seed, digest_kind=digest)
 
     def start(self) -> State:
-        """The method's state before the first step.
-
-        Raises:
-            OrbitError: the settings do not fit the layout.
-        """
+        """Returns the method's state before the first step. Raises OrbitError if the settings do not fit the layout."""
         try:
             return self.method.start(self.layout, self.seed)
         except ValueError as error:
