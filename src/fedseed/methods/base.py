@@ -178,6 +178,8 @@ class Method(BaseModel, ABC):
 
     def check(self, layout: Layout) -> None:
         """Raises ValueError, which names the keys, if the settings do not fit the weights that train."""
+        if (training := getattr(self, "training", None)) is not None:
+            training.check(layout)
 
     # -- the contract ----------------------------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ from fedseed.methods.dense import Dense, DenseState, Weights, known, rounded
 from fedseed.methods.payload import Nothing, Payload
 from fedseed.models.adapters import Adapter, LoRA, PromptTuning, PTuning
 from fedseed.training.settings import LocalTraining
-from fedseed.weights.layout import Layout
 
 
 class Averaged(Dense):
@@ -72,9 +71,6 @@ class FedAvg(Averaged):
     about: ClassVar[str] = "all parameters trained and sent, averaged (AISTATS 2017)"
 
     training: LocalTraining = LocalTraining(optimizer="adamw", learning_rate=3e-4)
-
-    def check(self, layout: Layout) -> None:
-        self.training.check(layout)
 
     @property
     def keeps_small_steps(self) -> bool:  # type: ignore[override]

@@ -26,7 +26,6 @@ from fedseed.methods.client import Client
 from fedseed.methods.payload import Floats, Nothing, Payload, from_floats, to_floats
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Patch
-from fedseed.weights.layout import Layout
 
 CHUNK = 4096  # entries of a vector that are compressed together; its last chunk may be shorter
 
@@ -84,9 +83,6 @@ class Feedback(Method):
                     vector *= np.float32(self.feedback)
                 client.keep(vector)
         return update
-
-    def check(self, layout: Layout) -> None:
-        self.training.check(layout)
 
     @property
     def remembers(self) -> bool:  # type: ignore[override]

@@ -307,9 +307,6 @@ class Ferret(BlockRates):
     def _parts(self, step: CoefficientStep) -> list[tuple[Basis, Gammas]]:
         return [(self.directions_of(part.seed), part.gammas) for part in step.parts]
 
-    def check(self, layout: Layout) -> None:
-        self.training.check(layout)
-
     # -- what it declares ------------------------------------------------------------------------------------------
 
     @property

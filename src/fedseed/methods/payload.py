@@ -323,19 +323,6 @@ class Codec(ABC):
 
 
 @dataclass(frozen=True)
-class Scalar(Codec):
-    """One number: "u4", "u8", "f4" or "f8", as NumPy names them."""
-
-    dtype: str
-
-    def write(self, value: Any) -> bytes:
-        return np.array(value, dtype=f"<{self.dtype}").tobytes()
-
-    def read(self, reader: "Reader") -> Any:
-        return reader.array(self.dtype, 1)[0].item()
-
-
-@dataclass(frozen=True)
 class Array(Codec):
     """A 1-D array.
 
@@ -382,6 +369,16 @@ class Array(Codec):
     def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
         """Returns what the elements stand for."""
         return values
+
+
+@dataclass(frozen=True)
+class Scalar(Array):
+    """One number: "u4", "u8", "f4" or "f8", as NumPy names them."""
+
+    length: int = 1
+
+    def read(self, reader: "Reader") -> Any:
+        return super().read(reader)[0].item()
 
 
 @dataclass(frozen=True)

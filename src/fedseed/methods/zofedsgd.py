@@ -34,7 +34,10 @@ class OneByte(Array):
     """
 
     def write(self, value: Any) -> bytes:
-        return to_byte(value).tobytes()
+        magnitude = np.abs(value.astype(np.float64))
+        code = np.round(np.log2(np.where(magnitude > 0, magnitude, 1.0)) * _OCTAVE + _OFFSET)
+        code = np.where((magnitude > 0) & (code >= 1), np.minimum(code, 127), 0).astype(np.uint8)
+        return np.where(value < 0, code | 0x80, code).astype(np.uint8).tobytes()
 
     def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
         return _VALUES[values]
@@ -43,14 +46,6 @@ class OneByte(Array):
 _OCTAVE, _OFFSET = 5, 80
 _magnitudes = [0.0] + [2.0 ** ((c - _OFFSET) / _OCTAVE) for c in range(1, 128)]
 _VALUES = np.array(_magnitudes + [-m for m in _magnitudes], dtype=np.float32)
-
-
-def to_byte(values: Floats) -> NDArray[np.uint8]:
-    """The one-byte code of each value."""
-    magnitude = np.abs(values.astype(np.float64))
-    code = np.round(np.log2(np.where(magnitude > 0, magnitude, 1.0)) * _OCTAVE + _OFFSET)
-    code = np.where((magnitude > 0) & (code >= 1), np.minimum(code, 127), 0).astype(np.uint8)
-    return np.where(values < 0, code | 0x80, code).astype(np.uint8)
 
 
 @dataclass(frozen=True)
