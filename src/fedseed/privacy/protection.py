@@ -280,13 +280,13 @@ class ProtectedClients(Protection):
         about, kind = About(self.method, state, "update", answers.round), _summand(self.method)
         unit = kind.unit(about)
 
-        def noisy(some: Sequence[Answer], asked: int) -> Any:
-            return unit * self.mechanism.mean([answer.update.vector(about) / unit for answer in some], asked)
+        def noisy(updates: Sequence[Any], asked: int) -> Any:
+            return unit * self.mechanism.mean([update.vector(about) / unit for update in updates], asked)
 
         if self.method.incomparable is not None:
-            own = (one._replace(update=one.update.with_vector(noisy([one], 1), about)) for one in answers)
+            own = (Answer(client, c, one.with_vector(noisy([one], 1), about)) for client, c, one in answers)
             return replace(answers, answers=tuple(own))
-        return _instead(answers, kind.of(noisy(answers, asked), about)) if answers else answers
+        return _instead(answers, kind.of(noisy(answers.updates, asked), about)) if answers else answers
 
 
 class ProtectedVotes(Protection):
