@@ -183,17 +183,6 @@ def test_half_precision_ends_at_65504(kind):
     assert made.untaken is None
 
 
-def test_a_step_along_directions_may_not_leave_the_dtype():
-    """Two clients can't outvote each other, and the first rounds have none before them."""
-    method = ZOFedSGD(learning_rate=1.0, seeds="shared")
-    for dtype, most in (("float16", 6.5e4), ("float32", 1e6)):
-        layout = Layout((TensorEntry("w", (50,), dtype),), (0, 50))
-        for rate, taken in ((most / 1e6, True), (2 * most / 1e6, False)):
-            made = Coordinator(method.model_copy(update={"learning_rate": rate}), layout, 1, [1] * 2, 2)
-            step = answered(made, 1, *[np.array([1e6], dtype="<f4").tobytes()] * 2)
-            assert (len(step) == 4) == taken and (made.untaken is None) == taken
-
-
 # -- honest, but diverging ---------------------------------------------------------------------------------------------
 
 

@@ -1,11 +1,5 @@
-from functools import partial
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fedseed.errors import MessageError, OrbitError
 from fedseed.federation import protocol as wire
-from fedseed.federation.control import Beginning, Question, read
+from fedseed.federation.control import Beginning
 from fedseed.federation.large import Stored
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods import FeedSign
@@ -38,23 +32,3 @@ def test_plans():
     assert wire.read_silent(wire.silent_message(8, 2, "loss is nan")) == (8, 2, "loss is nan")
     stored = Stored("update-1-0-3", 10**9, MESSAGE[:28])
     assert Stored.decode(stored.encode()) == stored
-
-
-READERS = [
-    wire.Entry.decode, wire.read_plan, wire.read_silent, Stored.decode, partial(read, Question), Message.decode,
-    lambda data: wire.read_header(wire.Entry.decode(b"H" + data)), lambda data: read(Question, b'{"round": ' + data),
-]  # fmt: skip
-
-
-def tried(reader, data):
-    try:
-        reader(data)
-    except (MessageError, OrbitError):
-        return False
-    return True
-
-
-@given(st.binary(max_size=300), st.sampled_from(READERS))
-@settings(max_examples=600)
-def test_any_bytes_are_read_or_refused(data, reader):
-    tried(reader, data)

@@ -4,13 +4,10 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedseed.errors import MessageError
-from fedseed.federation.control import LINE_FIELDS, MOST_EXAMPLES, Report, averaged, read
-from fedseed.federation.cost import MOST_COUNT, Cost
-from fedseed.reports.results import RoundLine
+from fedseed.federation.control import MOST_EXAMPLES, Report, averaged, read
+from fedseed.federation.cost import Cost
 
 DIGEST = "ab" * 16
 SPENT = {"seconds": {"local": 1.5, "rebuild": 0.25}, "forward_passes": 12, "losses": 7.5, "counted": 3}
@@ -69,35 +66,6 @@ def test_what_is_refused_is_named(name):
     with pytest.raises(MessageError, match=text) as error:
         report(**changes)
     assert len(str(error.value)) < 200 and str(error.value).isprintable()
-
-
-PLAIN = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.sampled_from([LONG, -LONG, MOST_COUNT, 0, -1, DIGEST, ""]),
-    st.floats(), st.text(max_size=20), st.sampled_from(sorted(LINE_FIELDS)),
-)  # fmt: skip
-KEYS = st.sampled_from([*GOOD, *SPENT, *LINE_FIELDS, "loss", "local", "held_out", "a", "moved_weights"]) | st.text(
-    max_size=5
-)
-ANY = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4))
-TABLES = st.dictionaries(KEYS, ANY, max_size=4)
-
-
-@given(st.dictionaries(st.sampled_from(list(GOOD)), ANY | TABLES, max_size=3), TABLES)
-@settings(deadline=None, max_examples=50)
-def test_any_report_is_refused_or_can_be_added_up(changes, spent):
-    """Whatever it says; what is let through is written and read again, also the sum of three hundred of it."""
-    try:
-        found = report(**{"spent": {**SPENT, **spent}, **changes})
-    except MessageError:
-        return
-    assert not LINE_FIELDS & (found.metrics or {}).keys()
-    total = Cost()
-    for _ in range(300):
-        total.add(found.spent)
-    line = RoundLine(1, metrics=dict(found.metrics or {}))
-    total.tell(line)
-    json.loads(json.dumps([line.to_json(), averaged(found.by_client or {})]))
-    assert line.train_loss is None or math.isfinite(line.train_loss)
 
 
 def test_each_client_weighs_by_the_examples_that_a_figure_is_of():

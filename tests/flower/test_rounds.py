@@ -1,25 +1,15 @@
 """Runs over a Grid: the bits of a simulation, whatever becomes of the nodes' processes and of the nodes."""
 
 import json
-import threading
-from dataclasses import replace
-from functools import partial
 
-import numpy as np
 import pytest
 
 from fedseed import Orbit
 from fedseed.errors import FedseedError
-from fedseed.federation.answers import Answers
-from fedseed.federation.messages import Message
-from fedseed.federation.network_client import NetworkClient
-from fedseed.federation.worker import Worker
 from fedseed.flower.server import coordinate
 from fedseed.reports.progress import Silent
-from fedseed.runs.network import coordinate as coordinate_over
 from fedseed.transport import flower
-from fedseed.transport.memory import Hub
-from support.flower import PAIR, grid, loading, run, told, written
+from support.flower import PAIR, grid, run, told, written
 from support.heard import Heard
 
 METHODS = ("ferret", "feedsign", "fedkseed-pro", "fedadam", "fedmezo")
@@ -103,60 +93,6 @@ def test_a_round_goes_on_without_a_node_that_fails_or_has_gone(problem, tmp_path
     assert {reason for _, reason in skipped} == {"it has gone"}
     assert any("client-1 is refused: Flower reports: the disk is full" in line for line in said)
     assert result.summary["rounds"] == 3
-
-
-def enlarged(worker, plans, numbers, items, train_all=Worker.train_all):
-    """One client's update is far from what the others send."""
-    found = train_all(worker, plans, numbers, items)
-    for at, number in enumerate(numbers):
-        if number == 4:
-            about = Message.decode(found[at].message)
-            update = worker.method.decode_update(worker.state, about.round, about.payload)
-            far = replace(update, data=np.full(worker.space.size, 1e5, dtype="<f4").tobytes())
-            found[at] = replace(found[at], message=replace(about, payload=far.encode()).encode())
-    return found
-
-
-async def drifted(answers, number, hashed, about=Answers._about):
-    """One process' weights are others after a round, it says."""
-    found = await about(answers, number, hashed)
-    return {**found, "digest": "ab" * 16} if number == 2 and answers.replica.hosted.host == "client-0" else found
-
-
-PRIVATE = {"level": "example", "clip": 0.01, "noise": 2.0, "sampling": "poisson", "examples": 60, "budget": 1.2}
-ENDS = {
-    "an update is refused": ("fedadam", (Worker, "train_all", enlarged), {"bounds": {"proportion": 50.0}}),
-    "a node has drifted": ("ferret", (Answers, "_about", drifted), {}),
-    "the budget is spent": ("zo-fedsgd", None, {"rounds": 200, "privacy": PRIVATE}),
-}
-
-
-@pytest.mark.parametrize("what", ENDS)
-def test_it_ends_as_over_another_transport(what, problem, tmp_path, monkeypatch):
-    """The one in memory, which is tested beside NATS: the same rounds, reasons and names."""
-    method, lie, more = ENDS[what]
-    if lie is not None:
-        monkeypatch.setattr(*lie)
-    path, recipe = written(tmp_path, method, **more)
-    checked, load = loading(problem, recipe)
-    hub = Hub()
-    clients = [
-        NetworkClient(hub.transport("run"), "run", partial(load, config["client"].split(",")), 6) for config in PAIR
-    ]
-    for client in clients:
-        threading.Thread(target=client.run, daemon=True).start()
-    expected = coordinate_over(checked, "run", hub.transport("run"), tmp_path / "memory")
-    result, _ = run(grid(path, problem, recipe, tmp_path / "run"), path)
-    for key in ("rounds", "stopped", "drifted", "not_taken", "refused", "skipped"):
-        assert result.summary.get(key) == expected.summary.get(key), key
-    for key in ("skipped", "clients", "epsilon", "round"):
-        assert [line.get(key) for line in result.metrics] == [line.get(key) for line in expected.metrics], key
-    if what == "the budget is spent":
-        assert result.summary["rounds"] == 12 and result.summary["privacy"] == expected.summary["privacy"]
-        return
-    assert result.summary["weights_digest"] == expected.summary["weights_digest"]
-    assert result.summary["drifted"] == (["client-0"] if what == "a node has drifted" else [])
-    assert result.summary["refused"] == (6 if what == "an update is refused" else 0)
 
 
 class Failing(Silent):

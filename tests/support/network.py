@@ -20,7 +20,7 @@ import torch
 import torch._dynamo  # this and the rest: forked processes (`forked_ready.py`) need not import it
 
 import fedseed.federation.answers
-import fedseed.federation.introduction
+import fedseed.federation.presence
 import fedseed.federation.secure
 import fedseed.runs.network
 from fedseed import Orbit
@@ -312,7 +312,7 @@ def host(order, recipe, way, progress):
         fedseed.federation.answers.Answers.try_ask = says
     if "skew" in order:
         clock = SimpleNamespace(**{**vars(time), "time": lambda: time.time() + order["skew"]})
-        fedseed.federation.introduction.time = clock
+        fedseed.federation.presence.time = clock
     problem = Problem()
     for number in order.get("idle", ()):
         problem.clients[number] = []

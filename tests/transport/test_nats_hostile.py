@@ -22,7 +22,7 @@ from fedseed.transport import transport
 from fedseed.transport.base import Access, Events
 from fedseed.transport.keys import make
 from fedseed.transport.nats_connection import connect
-from fedseed.transport.nats_hearing import ANSWERS, UNSENT_BYTES
+from fedseed.transport.nats_hearing import UNSENT_BYTES
 from fedseed.transport.nats_objects import CHUNK_BYTES, PLACE
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
@@ -139,9 +139,9 @@ async def test_nobody_else_writes_into_the_log(room):
     await room.reply_to(GET, SUBJECTS.entries, b'{"seq": 1}')  # where the server repeats entries
     watcher = await room.bare("watcher")
     await watcher.publish(SUBJECTS.status, b"{}", reply=log)
-    await until(lambda: {"somebody", "mallory"} <= dict(room.rejected).keys())
-    before = (await room.coordinator.log()).last
-    assert before >= 4  # there is something to be passed over
+    await until(lambda: "mallory" in dict(room.rejected))
+    while (await room.coordinator.log()).last < 4:  # there is something to be passed over
+        await asyncio.sleep(0.01)
     for entry in entries[1:]:
         await room.writer.append(entry)
     assert await room.entries() == entries
@@ -196,7 +196,6 @@ async def test_nobody_speaks_in_anothers_name(room):
     await end.listen(heard.append)
     await room.reply_to(GET, SUBJECTS.down)
     await room.reply_to(GET, SUBJECTS.status)
-    await until(lambda: "a question for the status" in room.rejected[-1][1])
     await room.coordinator.broadcast(b"Cx")
     await until(lambda: heard and room.noted)
     assert heard == [b"Cx"] and "somebody else than the coordinator" in room.noted[0]
@@ -315,33 +314,16 @@ async def test_what_others_write_into_a_store_takes_no_room_from_its_owner(room)
         await room.honest.put("more", bytes(500_000))  # what is its own takes its room
 
 
-async def asking(room):
-    """A watcher's connection, an inbox there, and the subjects of what comes to it."""
-    watcher = await room.bare("watcher")
-    inbox, heard = watcher.new_inbox(), []
-
-    async def hear(message):
-        heard.append(message.subject)
-        assert room.coordinator.signatures.of_coordinator(message.subject, message.data, message.headers)
-
-    await watcher.subscribe(f"{inbox}.*", cb=hear)
-    await watcher.subscribe(SUBJECTS.statuses, cb=hear)
-    return watcher, inbox, heard
-
-
 @hostile
 async def test_a_flood_of_questions_is_answered_once_for_all(room):
     """Two thousand answers of their own would keep others waiting; everybody has an answer all the same."""
-    watcher, inbox, heard = await asking(room)
-    room.coordinator._questions._newest = (float("inf"), b"newest")
-    for number in range(2000):
-        await watcher.publish(SUBJECTS.status, b"{}", reply=f"{inbox}.{number}")
-    await until(lambda: SUBJECTS.statuses in heard)
-    assert len(heard) == ANSWERS + heard.count(SUBJECTS.statuses) and heard[0] == f"{inbox}.0"
-    assert (
-        await (await room.way("watcher").watcher()).status(SECONDS) == b"newest"
-    )  # nobody has one of its own any more
-    assert len(heard) == ANSWERS + heard.count(SUBJECTS.statuses)
+    watcher, calls = await room.bare("watcher"), []
+    room.coordinator._questions.status = lambda: calls.append(1) or b"newest"
+    for _ in range(2000):
+        await watcher.publish(SUBJECTS.status, b"{}", reply=SUBJECTS.up("honest", "hello"))  # which none goes to
+    for _ in range(2):
+        assert await (await room.way("watcher").watcher()).status(SECONDS) == b"newest"
+    assert len(calls) < 1000 and not room.came
 
 
 @hostile

@@ -42,7 +42,7 @@ def test_another_package_adds_one(monkeypatch):
 def test_a_coordinator_that_comes_back_meanwhile_is_heard(shared_server, monkeypatch):
     """The server says at once that nobody listens: also while a coordinator's connection is being made again."""
     monkeypatch.setattr(nats, "AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(nats, "SILENCES", 10**9)
+    monkeypatch.setattr(nats.NatsEnd, "silences", 10**9)
     way = transport(Access(shared_server.url), "away")
 
     async def test():

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from fedseed.errors import FedseedError, MessageError, NetworkError
 from fedseed.federation.control import Question, Report, read
 from fedseed.federation.cost import Cost, rounding_warning
-from fedseed.federation.introduction import Introduction
 from fedseed.federation.large import about_of, carry, fetch
 from fedseed.federation.messages import Message, MessageKind
+from fedseed.federation.presence import Presence
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.replica import Replica
 from fedseed.federation.worker import cost_of
@@ -31,13 +31,13 @@ class Answers:
 
     Args:
         replica: the weights here.
-        introduction: whether the coordinator knows this process.
+        presence: whether the coordinator knows this process.
     """
 
-    def __init__(self, replica: Replica, introduction: Introduction) -> None:
+    def __init__(self, replica: Replica, presence: Presence) -> None:
         self.end = replica.end
         self.replica = replica
-        self.introduction = introduction
+        self.presence = presence
         self._plans: deque[tuple[frozenset[int] | None, bytes]] = deque(maxlen=MOST_PLANS)
         self._asks: deque[tuple[frozenset[int] | None, bytes]] = deque(maxlen=MOST_PLANS)  # for secure sums
         self._masking: Masking | None = None
@@ -47,18 +47,29 @@ class Answers:
         self._report: dict[str, Any] | None = None
         self.evaluations: list[dict[str, Any]] = []  # what this process has measured, by round
 
-    def take(self, kind: bytes, body: bytes) -> None:
-        """Something is asked: a plan, a part of a secure sum, or about the weights. Raises MessageError."""
-        if kind == b"P":
-            picked, carried = read_plan(body)
-            number = about_of(carried)[0]
-            while self._plans and about_of(self._plans[-1][1])[0] > number:  # rounds of a log that was set back
-                self._plans.pop()
-            self._plans.append((picked, carried))
-        elif kind == b"K":
-            self._asks.append(read_plan(body))
-        elif kind == b"A":
-            self._question = read(Question, body)  # an older one is not answered any more
+    def hear(self, data: bytes) -> None:
+        """Take what a coordinator has broadcast; what is not valid is not from one."""
+        kind, body = data[:1], data[1:]
+        with suppress(MessageError):
+            if kind == b"C":
+                self.presence.called(body.decode("ascii", errors="replace"))
+            elif kind == b"P":
+                picked, carried = read_plan(body)
+                number, _ = about_of(carried)
+                while self._plans and about_of(self._plans[-1][1])[0] > number:  # rounds of a log that was set back
+                    self._plans.pop()
+                self._plans.append((picked, carried))
+            elif kind == b"K":
+                self._asks.append(read_plan(body))
+            elif kind == b"A":
+                self._question = read(Question, body)  # an older one is not answered any more
+
+    async def work(self) -> bool:
+        """Do the next thing that there is to do; returns whether there was any."""
+        if self.replica.waits:
+            await self.replica.advance()
+            return True
+        return await self.try_ask() or await self.try_plan() or await self.try_question()
 
     @property
     def asked(self) -> bool:
@@ -67,7 +78,7 @@ class Answers:
 
     @property
     def _ready(self) -> bool:
-        return self.introduction.welcome and self.replica.current
+        return self.presence.welcome and self.replica.current
 
     def _look_at_weights(self) -> None:
         """Forget what was found out about other weights."""
@@ -176,7 +187,7 @@ class Answers:
             return
         number = self.replica.numbers[name]
         try:
-            if len(answer) > self.end.largest and not await self.introduction.ask_for_blobs():
+            if len(answer) > self.end.largest and not await self.presence.ask_for_blobs():
                 return  # the plan comes again
             carried = await carry(self.end, answer, f"update-{plan.round}-{plan.attempt}-{number}")
         except NetworkError as error:
@@ -208,7 +219,7 @@ class Answers:
             self._report = await self._about(asked.round, asked.digest)
         if asked.evaluate in (self.replica.hosted.host, True) and self._report["metrics"] is None:
             await self._evaluate(self._report)
-        await self.introduction.say(Report, **self._report)
+        await self.presence.say(Report, **self._report)
         return True
 
     async def _about(self, number: int, hashed: bool) -> dict[str, Any]:

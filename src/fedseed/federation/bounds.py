@@ -63,7 +63,7 @@ class Bounds(BaseModel):
         for client in _beyond(self.claims, claims):
             found[client] = f"it claims more than {self.claims:g} times the examples or terms of others (bounds.claims)"
         for client in _beyond(self.proportion, sizes):
-            times = 10 ** int(log10(sizes[client] / _median(sizes.values())))
+            times = 10 ** int(log10(sizes[client] / lower_median(sizes.values())))
             found[client] = (
                 f"out of all proportion: {times:.0e} times the median of its round "
                 f"(bounds.proportion = {self.proportion:g})"
@@ -88,7 +88,7 @@ class LastSteps:
             return f"it is out of all proportion: {size:.3g}, and no honest one is above {LARGEST:.0e}"
         if len(self._sizes) < FEW or self.bounds.proportion == "off":
             return None
-        usual = _median(self._sizes)
+        usual = lower_median(self._sizes)
         if size <= self.bounds.proportion * usual:
             return None
         return (
@@ -137,11 +137,11 @@ def _beyond(factor: float | Literal["off"], values: Mapping[int, float]) -> list
     """Whose value is more than `factor` times the median."""
     if factor == "off" or sum(value > 0 for value in values.values()) < FEW:
         return []
-    most = factor * _median(values.values())
+    most = factor * lower_median(values.values())
     return [key for key, value in values.items() if value > most]
 
 
-def _median(values: Iterable[float]) -> float:
+def lower_median(values: Iterable[float]) -> float:
     """The lower median of those above zero."""
     ordered = sorted(value for value in values if value > 0)
     return ordered[(len(ordered) - 1) // 2]

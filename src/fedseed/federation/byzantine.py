@@ -20,7 +20,7 @@ from fedseed.attacks.updates import (
     inner_product,
     little_is_enough,
 )
-from fedseed.federation.bounds import Bounds
+from fedseed.federation.bounds import Bounds, lower_median
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import Message
 from fedseed.methods.payload import LARGEST, About
@@ -111,10 +111,9 @@ class Byzantine:
 
 def largest_accepted(sizes: list[float], bounds: Bounds) -> float:
     """How large an update may be beside others of these sizes, just so that nobody refuses it."""
-    known = sorted(size for size in sizes if size > 0)
-    if bounds.proportion == "off" or not known:
+    if bounds.proportion == "off" or not any(size > 0 for size in sizes):
         return _BELOW * LARGEST
-    return _BELOW * min(LARGEST, bounds.proportion * known[(len(known) - 1) // 2])
+    return _BELOW * min(LARGEST, bounds.proportion * lower_median(sizes))
 
 
 def _as_large_as(lie: Any, most: float, about: About) -> Any:

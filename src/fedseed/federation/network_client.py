@@ -6,7 +6,6 @@ life go on meanwhile.
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from fedseed.errors import MessageError, NetworkError, OrbitError
 from fedseed.federation.answers import Answers
 from fedseed.federation.control import Beat
 from fedseed.federation.hosted import Hosted, WorkThread, first_of
-from fedseed.federation.introduction import Introduction
 from fedseed.federation.large import fetch
 from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.presence import Presence
 from fedseed.federation.protocol import LogContents
 from fedseed.federation.replica import Replica
 from fedseed.orbit import NO_DIGEST, OrbitWriter, Record
@@ -84,31 +83,31 @@ class NetworkClient:
         def refused(text: str) -> None:
             self._fail(NetworkError(f"the server refuses {host}: {text}: its key is not allowed to"))
 
-        events = Events(refused, lambda: introduction.again(), self.progress.warn, self._fail)
+        events = Events(refused, lambda: presence.again(), self.progress.warn, self._fail)
         end = await self.transport.client(host, events)
         if end.unproven is not None:
             self.progress.note(end.unproven)
         replica = self.replica = Replica(
             end, self.run_name, self._load, self.hosted, self._thread, self.progress, self._wake.set
         )
-        introduction = Introduction(replica, self._fail)
-        answers = Answers(replica, introduction)
+        presence = Presence(replica, self._fail)
+        answers = Answers(replica, presence)
         self.evaluations = answers.evaluations
 
         def take(data: bytes) -> None:
-            hear(data, introduction, answers)
+            answers.hear(data)
             self._wake.set()
 
         try:
             await end.listen(take)
-            introduction.begin()
+            presence.begin()
             with self.progress.running(self.hosted.worker.method.name, self.rounds):
                 await self._work(replica, answers)
-            await introduction.say(Beat, done=True)
+            await presence.say(Beat, done=True)
             if self._orbit is not None and not self.hosted.worker.method.catch_up.replaces:
                 await write_log(end, self.run_name, self._orbit)
         finally:
-            await introduction.stop()
+            await presence.stop()
             await replica.stop()
             await end.close()
         return await replica.digest()
@@ -124,27 +123,9 @@ class NetworkClient:
                 raise self._failure
             if replica.ended and replica.current and not replica.waits:
                 return
-            if not await work(replica, answers):
+            if not await answers.work():
                 await first_of(self._wake, None if replica.current else 1.0)
                 await replica.settle()
-
-
-def hear(data: bytes, introduction: Introduction, answers: Answers) -> None:
-    """Take what a coordinator has broadcast; what is not valid is not from one."""
-    kind, body = data[:1], data[1:]
-    with suppress(MessageError):
-        if kind == b"C":
-            introduction.called(body.decode("ascii", errors="replace"))
-        else:
-            answers.take(kind, body)
-
-
-async def work(replica: Replica, answers: Answers) -> bool:
-    """Do the next thing that there is to do; returns whether there was any."""
-    if replica.waits:
-        await replica.advance()
-        return True
-    return await answers.try_ask() or await answers.try_plan() or await answers.try_question()
 
 
 async def write_log(end: End, run: str, path: Path) -> None:

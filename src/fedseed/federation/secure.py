@@ -21,7 +21,7 @@ from fedseed.federation.bounds import Bounds
 from fedseed.federation.control import MOST_EXAMPLES
 from fedseed.federation.coordinator import Coordinator, Round
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.unfit import unfit
+from fedseed.federation.secure_check import secure_problem
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers
 from fedseed.methods.payload import About, Array, Payload, Scalar, State, Summand
@@ -37,7 +37,7 @@ FINE = 50  # steps of fixed point: with fewer the largest value of a vector is r
 
 
 def summand(method: Method) -> type[Summand]:
-    """What a method's updates are. The method can be summed (`unfit`)."""
+    """What a method's updates are. The method can be summed (`secure_problem`)."""
     assert issubclass(method.update_type, Summand)
     return method.update_type
 
@@ -115,7 +115,7 @@ class SecureCoordinator(Coordinator):
         settings: the recipe's.
 
     Raises:
-        ValueError: that can't be (`unfit`).
+        ValueError: that can't be (`secure_problem`).
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SecureCoordinator(Coordinator):
         aggregation: AggregationRule | None = None, bounds: Bounds | None = None,
     ) -> None:  # fmt: skip
         super().__init__(method, layout, seed, [0] * len(examples), per_round, aggregation, bounds)
-        if problem := unfit(settings, method, self.aggregation, per_round):
+        if problem := secure_problem(settings, method, self.aggregation, per_round):
             raise ValueError(problem)
         self.secure = settings
         self.summing = Summing(settings.threshold, form_of(settings, method), settings.ahead)

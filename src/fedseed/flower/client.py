@@ -20,8 +20,7 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.answers import Answers
 from fedseed.federation.cost import Cost
 from fedseed.federation.hosted import Hosted, WorkThread
-from fedseed.federation.introduction import Introduction
-from fedseed.federation.network_client import hear, work
+from fedseed.federation.presence import Presence
 from fedseed.federation.replica import Replica
 from fedseed.flower.config import Place, place_of, recipe_of
 from fedseed.reports.progress import Silent
@@ -46,7 +45,7 @@ class Site:
         self._load = load
         self._mine: Sequence[str] = ()  # the clients of the node that is worked for
         self._end = NodeEnd()
-        self._parts: dict[str, tuple[Introduction, Answers]] = {}  # by the first of a node's clients
+        self._parts: dict[str, tuple[Presence, Answers]] = {}  # by the first of a node's clients
         self._loop = asyncio.new_event_loop()
         self._measured: tuple[int, dict[str, Any]] = -1, {}  # of which version of the weights, and what
         self.whole = load()
@@ -98,17 +97,17 @@ class Site:
 
     async def _take_part(self, body: wire.Table) -> bool:
         if self._mine[0] not in self._parts:
-            introduction = Introduction(self.replica, lambda error: None)
-            self._parts[self._mine[0]] = introduction, Answers(self.replica, introduction)
-        introduction, answers = self._parts[self._mine[0]]
-        await self._end.listen(partial(hear, introduction=introduction, answers=answers))
+            presence = Presence(self.replica, lambda error: None)
+            self._parts[self._mine[0]] = presence, Answers(self.replica, presence)
+        presence, answers = self._parts[self._mine[0]]
+        await self._end.listen(answers.hear)
         if not self._end.take(body):
             return False
-        if introduction.due:
-            await introduction.greet()
-        while await work(self.replica, answers):
+        if presence.due:
+            await presence.greet()
+        while await answers.work():
             pass
-        return introduction.welcome or not answers.asked
+        return presence.welcome or not answers.asked
 
 
 def everybody(recipe: Recipe) -> list[str]:

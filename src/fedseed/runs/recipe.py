@@ -18,7 +18,7 @@ from fedseed.aggregation import AggregationRule, Mean
 from fedseed.attacks.updates import AttackSettings, attack_problem
 from fedseed.errors import RecipeError, closest
 from fedseed.federation.bounds import Bounds
-from fedseed.federation.unfit import unfit
+from fedseed.federation.secure_check import secure_problem
 from fedseed.methods import Method, without_gradients
 from fedseed.methods.base import too_few
 from fedseed.models.adapters import AnyAdapter
@@ -423,7 +423,7 @@ class Recipe(Table):
             misfit(self.method, self.aggregation),
             None if known is None else too_few(self.aggregation, known),
             None if self.attack is None else attack_problem(self.method, self.attack.kind),
-            None if sums is None else unfit(sums, self.method, self.aggregation, per_round),
+            None if sums is None else secure_problem(sums, self.method, self.aggregation, per_round),
             None if sums is None else sums.unknown(clients or ()),
             None if self.reward is None else self.reward.problem() or without_gradients(self.method),
         )

@@ -48,7 +48,6 @@ from fedseed.transport.subjects import Subjects, name_of
 
 AGAIN_SECONDS = 1.0  # after which a question is asked once more: it may have been one of too many
 NOBODY_LISTENS = "503"  # the server's own answer
-SILENCES = 2  # such answers, a second apart, after which there is no coordinator: one may be about to come back
 MORE = "docs/federation.md says what that means"
 
 
@@ -73,6 +72,8 @@ class NatsEnd(ObjectsEnd):
     """
 
     largest = 256 * 1024  # a server takes 1 MiB by default
+    asks_as: ClassVar[str] = "watcher"  # for the status
+    silences: ClassVar[int] = 2  # of the server, a second apart, before there is no coordinator: one may come back
 
     def __init__(
         self, connection: Guarded, subjects: Subjects, owner: str | None, signatures: Signatures, events: Events
@@ -87,7 +88,36 @@ class NatsEnd(ObjectsEnd):
             self.unproven = f"{why}: it is not proven that what comes is the coordinator's ({MORE})"
 
     async def status(self, seconds: float) -> bytes | None:
-        return await self._request(self.subjects.status, b"{}", seconds)
+        found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        silences = 0
+
+        async def take(message: Msg) -> None:
+            nonlocal silences
+            if not found.done():
+                if (message.headers or {}).get("Status") == NOBODY_LISTENS and message.subject == inbox:
+                    silences += 1
+                    if silences == self.silences:
+                        found.set_result(None)
+                elif self.signatures.of_coordinator(message.subject, message.data, message.headers):
+                    found.set_result(message.data)
+
+        inbox, question = self.connection.new_inbox(), b"{}"
+        listening = []
+        try:
+            async with asyncio.timeout(seconds):
+                for subject in (inbox, self.subjects.statuses(self.asks_as)):
+                    listening.append(await self.connection.subscribe(subject, cb=take))
+                headers = self.signatures.headers(self.subjects.status, question)
+                while not found.done():
+                    await self.connection.publish(self.subjects.status, question, reply=inbox, headers=headers)
+                    await asyncio.wait({found}, timeout=AGAIN_SECONDS)
+                return await found
+        except (nats.errors.Error, TimeoutError, OSError):
+            return None
+        finally:
+            with suppress(nats.errors.Error):
+                for subscription in listening:
+                    await subscription.unsubscribe()
 
     async def _request(self, subject: str, data: bytes, seconds: float) -> bytes | None:
         """Ask the coordinator; None: it has not answered."""
@@ -209,42 +239,6 @@ class NatsClient(NatsEnd, ClientEnd):
         return await self._request(self.subjects.up(client, what), data, seconds)
 
 
-class NatsWatcher(NatsEnd):
-    """The end of somebody who only asks."""
-
-    async def status(self, seconds: float) -> bytes | None:
-        found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        silences = 0
-
-        async def take(message: Msg) -> None:
-            nonlocal silences
-            if not found.done():
-                if (message.headers or {}).get("Status") == NOBODY_LISTENS and message.subject == inbox:
-                    silences += 1
-                    if silences == SILENCES:
-                        found.set_result(None)
-                elif self.signatures.of_coordinator(message.subject, message.data, message.headers):
-                    found.set_result(message.data)
-
-        inbox, question = self.connection.new_inbox(), b"{}"
-        listening = []
-        try:
-            async with asyncio.timeout(seconds):
-                for subject in (inbox, self.subjects.statuses):
-                    listening.append(await self.connection.subscribe(subject, cb=take))
-                headers = self.signatures.headers(self.subjects.status, question)
-                while not found.done():
-                    await self.connection.publish(self.subjects.status, question, reply=inbox, headers=headers)
-                    await asyncio.wait({found}, timeout=AGAIN_SECONDS)
-                return await found
-        except (nats.errors.Error, TimeoutError, OSError):
-            return None
-        finally:
-            with suppress(nats.errors.Error):
-                for subscription in listening:
-                    await subscription.unsubscribe()
-
-
 class NatsCoordinator(NatsEnd, CoordinatorEnd):
     """The coordinator's end.
 
@@ -256,6 +250,9 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         events: told what happens.
         log: what the server itself refuses is read from here.
     """
+
+    asks_as = "coordinator"
+    silences = 1
 
     def __init__(
         self, lines: Sequence[Guarded], subjects: Subjects, signatures: Signatures, events: Events,
@@ -281,7 +278,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
 
     async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
         self._rejected, clients, askers, subjects = rejected, self._clients, self._askers, self.subjects
-        self._questions = Questions(askers, subjects, status, self._answers(askers), rejected)
+        self._questions = Questions(askers, subjects, status, self._answers(askers))
         answers = self._answers(self.connection)
         self._hearing = Hearing(clients, subjects, self.signatures, receive, answers, rejected)
         for part in (self._questions, self._hearing, self._pulse):
@@ -408,6 +405,6 @@ class NatsTransport(Transport):
         connection = await connect(self._access, self._subjects, name, events)
         return NatsClient(connection, self._subjects, name, Signatures.read(self._access.key), events)
 
-    async def watcher(self) -> NatsWatcher:
+    async def watcher(self) -> NatsEnd:
         connection = await connect(self._access, self._subjects, "watcher")
-        return NatsWatcher(connection, self._subjects, None, Signatures.read(self._access.key), QUIET)
+        return NatsEnd(connection, self._subjects, None, Signatures.read(self._access.key), QUIET)

@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import nats.errors
@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 
 from fedseed.transport.base import Receive, Rejected, Working
 from fedseed.transport.signatures import HEADER, Signatures, signature_in
-from fedseed.transport.subjects import Subjects, name_of
+from fedseed.transport.subjects import RESERVED, Subjects, name_of
 
 T = TypeVar("T")
 
@@ -29,11 +29,9 @@ RETURN_SECONDS = 3.0  # for which it still stands when the server is back: the o
 
 IN_A_ROW = 8  # messages that are looked at before others get a turn, and more are read
 PENDING_BYTES = 16 << 20  # of messages that wait to be looked at; what exceeds them is dropped, and sent again
-STATUS_SECONDS = 0.1  # for which an answer about the status is given again: many may ask
-ANSWERS = 20  # to single askers in that time; all who ask beyond them get one together
+STATUS_SECONDS = 0.1  # between two answers about the status: many may ask
 PENDING_QUESTIONS = 4 << 20  # bytes of questions for the status that wait: questions may be empty
 UNSENT_BYTES = 1 << 20  # of answers, beyond which nobody is answered until they are on their way
-ELSEWHERE = "a question for the status that is to be answered elsewhere than in an inbox for it"
 TOO_MANY = "one of too many messages at once: it was not looked at"
 
 Answer = Callable[[str, bytes], Awaitable[None]]  # subject, data
@@ -199,53 +197,36 @@ class Hearing(Working):
 class Questions(Working):
     """Answers questions for the status, at a cost that does not depend on how many there are.
 
-    An answer is used again for a while: the first who ask get it each, and all others get it together, once.
+    An answer goes to all who may ask, wherever a question wants it, and for a while there is no other.
 
     Args:
         connection: a connection that is used for nothing else.
         subjects: the run's subjects.
         status: makes an answer.
         answer: sends an answer.
-        rejected: is told what is not answered.
     """
 
     connection: Client
     subjects: Subjects
     status: Callable[[], bytes]
     answer: Answer
-    rejected: Rejected
-    _newest: tuple[float, bytes] | None = None  # since when, and the answer
-    _answered: set[str] = field(default_factory=set)  # the inboxes that it has been sent to
+    _asked: bool = False  # since the newest answer
 
     async def begin(self) -> None:
         """Begins to listen."""
-        subject = self.subjects.status
-        await self.connection.subscribe(subject, cb=self._take, pending_bytes_limit=PENDING_QUESTIONS)
+        await self.connection.subscribe(self.subjects.status, cb=self._take, pending_bytes_limit=PENDING_QUESTIONS)
 
     async def _take(self, message: Msg) -> None:
-        coordinators = message.reply.startswith(f"{self.subjects.inbox('coordinator')}.")
-        if not coordinators and not message.reply.startswith(f"{self.subjects.inbox('watcher')}."):
-            self.rejected("somebody", ELSEWHERE)
-            return
-        answer = self._now()
-        if message.reply in self._answered:  # whoever asks again at once has this answer already
-            return
-        if coordinators or len(self._answered) < ANSWERS:
-            self._answered.add(message.reply)
-            await self.answer(message.reply, answer)
-        elif not self.working:
+        self._asked = True
+        if not self.working:
             self.work(self._answer_all())
 
-    def _now(self) -> bytes:
-        """Returns the newest answer; makes a new one if it is old."""
-        now = time.monotonic()
-        if self._newest is None or now > self._newest[0] + STATUS_SECONDS:
-            self._newest, self._answered = (now, self.status()), set()
-        return self._newest[1]
-
     async def _answer_all(self) -> None:
-        await asyncio.sleep(STATUS_SECONDS)
-        await self.answer(self.subjects.statuses, self._now())
+        while self._asked:
+            self._asked, answer = False, self.status()
+            for name in RESERVED:
+                await self.answer(self.subjects.statuses(name), answer)
+            await asyncio.sleep(STATUS_SECONDS)
 
 
 async def room_to_send(connection: Client) -> None:

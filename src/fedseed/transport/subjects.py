@@ -6,7 +6,7 @@ fedseed.RUN.down                coordinator to everybody, not kept
 fedseed.RUN.up.CLIENT.WHAT      from a client: only CLIENT may publish here
 fedseed.RUN.status              questions for the status
 fedseed.RUN.in.NAME.>           replies to NAME
-fedseed.RUN.in.watcher.all      the status, for all who ask at once
+fedseed.RUN.in.watcher.all      the status, for all who ask; fedseed.RUN.in.coordinator.all for another coordinator
 """
 
 import base64
@@ -70,7 +70,6 @@ class Subjects:
         self.entries = f"{self.root}.entries"  # what is stored there, repeated
         self.down = f"{self.root}.down"  # coordinator to everybody
         self.status = f"{self.root}.status"  # questions to the coordinator
-        self.statuses = f"{self.inbox('watcher')}.all"  # answers to all who ask at once; watchers read their inboxes
 
     def up(self, client: str, what: str) -> str:
         """From a client."""
@@ -79,6 +78,10 @@ class Subjects:
     def inbox(self, name: str) -> str:
         """Where replies to somebody go."""
         return f"{self.root}.in.{token(name)}"
+
+    def statuses(self, name: str) -> str:
+        """Where answers about the status go, for all who ask as coordinators or watchers (`RESERVED`)."""
+        return f"{self.inbox(name)}.all"
 
     def bucket(self, client: str | None = None) -> str:
         """The object store of a client, or (None) the coordinator's."""

@@ -7,7 +7,9 @@ from fedseed.privacy import settings_of
 from fedseed.privacy.secure.settings import SecureSums
 
 
-def unfit(settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None = None) -> str | None:
+def secure_problem(
+    settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None = None
+) -> str | None:
     """Why secure sums can't be had; None: they can.
 
     Args:

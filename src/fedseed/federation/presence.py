@@ -19,7 +19,7 @@ RETRY_SECONDS = 2.0
 HELLO_SECONDS = 5.0  # for an answer to a hello
 
 
-class Introduction:
+class Presence:
     """Keeps the process known to the coordinator.
 
     Args:
