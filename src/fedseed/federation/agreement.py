@@ -24,19 +24,19 @@ class Claim:
 
     @classmethod
     def of(cls, header: Header, weights: str | None = None, names: tuple[str, ...] | None = None) -> "Claim":
-        """What a process says that has this header."""
+        """Returns what a process says that has this header."""
         start = replace(header, base="", base_folder="", first=1).encode()
         return cls(start, (header.base, header.base_folder), weights, names)
 
     @property
     def header(self) -> Header:
-        """The header, decoded anew."""
+        """Returns the header, decoded anew."""
         base, base_folder = self.called
         return replace(Header.decode(self.start[START.size :]), base=base, base_folder=base_folder)
 
     @property
     def opinion(self) -> tuple[bytes, str | None, tuple[str, ...] | None]:
-        """What others must say, too."""
+        """Returns what others must say, too."""
         return self.start, self.weights, self.names
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class Agreement:
         self.claims[host] = claim
 
     def groups(self, clients: Mapping[str, int]) -> list[tuple[int, list[str]]]:
-        """The processes of each opinion and how many clients it has, the largest first.
+        """Returns the processes of each opinion and how many clients it has, the largest first.
 
         Args:
             clients: of each process, how many it speaks for; others do not count.
@@ -69,7 +69,7 @@ class Agreement:
         return sorted(((sum(clients[h] for h in hosts), hosts) for hosts in found.values()), key=lambda one: -one[0])
 
     def decided(self, clients: Mapping[str, int], everybody: int, wanted: int) -> Claim | None:
-        """What the run is; None: it can't be said yet.
+        """Returns what the run is; None: it can't be said yet.
 
         Args:
             clients: as for `groups`.
@@ -91,5 +91,5 @@ class Agreement:
         return None
 
     def describe(self, clients: Mapping[str, int]) -> str:
-        """Who says what, for a person."""
+        """Returns who says what, for a person."""
         return "; ".join(f"{count} ({listed(hosts)}): {self.claims[hosts[0]]}" for count, hosts in self.groups(clients))

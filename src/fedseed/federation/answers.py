@@ -73,7 +73,7 @@ class Answers:
 
     @property
     def asked(self) -> bool:
-        """Whether a plan or a question waits."""
+        """Returns whether a plan or a question waits."""
         return bool(self._plans or self._question)
 
     @property
@@ -87,7 +87,7 @@ class Answers:
 
     @property
     def masking(self) -> "Masking | None":
-        """The hosted clients' secrets, which outlast a reload of the weights; None: nothing is masked."""
+        """Returns the hosted clients' secrets, which outlast a reload of the weights; None: nothing is masked."""
         hosted = self.replica.hosted
         if self._masking is None and hosted.secure is not None:
             from fedseed.federation.secure import Masking
@@ -196,7 +196,7 @@ class Answers:
         await self.end.send(name, "update", carried)
 
     def _masked(self, masking: "Masking", name: str, answer: bytes | str, plan: Message) -> bytes | str:
-        """What is sent in place of an answer, whatever that is; or that there are no keys for it."""
+        """Returns what is sent in place of an answer, whatever that is; or that there are no keys for it."""
         update, state = None if isinstance(answer, str) else answer, self.replica.hosted.worker.state
         try:
             return masking.update(state, plan, self.replica.numbers[name], update)
@@ -223,7 +223,7 @@ class Answers:
         return True
 
     async def _about(self, number: int, hashed: bool) -> dict[str, Any]:
-        """A report: the weights' digest, if that is wanted, and what the work since the last one has cost."""
+        """Returns a report: the digest, if it is wanted, and what the work since the last one has cost."""
         space, ratio = self.replica.hosted.worker.space, None
         digest = await self.replica.digest() if hashed else NO_DIGEST
         if (norm := self.replica.norm) is not None:

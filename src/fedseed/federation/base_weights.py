@@ -37,7 +37,7 @@ class BaseWeights:
 
     @property
     def missing(self) -> bool:
-        """Whether they are still to come."""
+        """Returns whether they are still to come."""
         return self.needed and self.data is None
 
     def hello(self, host: str, brought: str | None, answer: dict[str, Any], header: Header | None, most: int) -> None:
@@ -83,6 +83,6 @@ class BaseWeights:
         self._session.stir()
 
     def hand_over(self) -> bytes | None:
-        """The weights, which are needed no longer here."""
+        """Returns the weights, which are needed no longer here."""
         data, self.data, self.needed = self.data, None, False
         return data

@@ -48,7 +48,7 @@ class Bounds(BaseModel):
     claims: Annotated[float, Field(gt=1)] | Literal["off"] = 1e4
 
     def outliers(self, sizes: Mapping[int, float], claims: Mapping[int, int]) -> dict[int, str]:
-        """The clients whose updates are out of all proportion, and why.
+        """Returns the clients whose updates are out of all proportion, and why.
 
         Args:
             sizes: of each client's update; 0: it says nothing.
@@ -83,7 +83,7 @@ class LastSteps:
         self._sizes: deque[float] = deque(maxlen=WINDOW)
 
     def problem(self, size: float) -> str | None:
-        """Why a step of this size is not taken; None: it is."""
+        """Returns why a step of this size is not taken; None: it is."""
         if not size <= LARGEST:
             return f"it is out of all proportion: {size:.3g}, and no honest one is above {LARGEST:.0e}"
         if len(self._sizes) < FEW or self.bounds.proportion == "off":
@@ -103,7 +103,7 @@ class LastSteps:
 
     @property
     def sizes(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """All of them, the newest last."""
+        """Returns all of them, the newest last."""
         return np.array(self._sizes, dtype=np.float64)
 
     def load(self, sizes: Iterable[float]) -> None:
@@ -134,7 +134,7 @@ def too_far(change: Change, layout: Layout) -> str | None:
 
 
 def _beyond(factor: float | Literal["off"], values: Mapping[int, float]) -> list[int]:
-    """Whose value is more than `factor` times the median."""
+    """Returns whose value is more than `factor` times the median."""
     if factor == "off" or sum(value > 0 for value in values.values()) < FEW:
         return []
     most = factor * lower_median(values.values())
@@ -142,6 +142,6 @@ def _beyond(factor: float | Literal["off"], values: Mapping[int, float]) -> list
 
 
 def lower_median(values: Iterable[float]) -> float:
-    """The lower median of those above zero."""
+    """Returns the lower median of those above zero."""
     ordered = sorted(value for value in values if value > 0)
     return ordered[(len(ordered) - 1) // 2]

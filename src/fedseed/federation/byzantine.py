@@ -57,7 +57,7 @@ class Byzantine:
     def sent(
         self, number: int, messages: Mapping[int, bytes], corrupt: Callable[[bytes, AttackKind], bytes]
     ) -> dict[int, bytes]:
-        """What comes of the clients' honest messages.
+        """Returns what comes of the clients' honest messages.
 
         Args:
             number: the round.
@@ -84,7 +84,7 @@ class Byzantine:
     def _lies(
         self, updates: Mapping[int, Any], honest: Mapping[int, Any], liars: list[int], about: About
     ) -> dict[int, Any]:
-        """An update of each liar."""
+        """Returns an update of each liar."""
         if self.kind in OMNISCIENT and honest:
             if self.kind == "mimic":
                 return dict.fromkeys(liars, honest[min(honest)])
@@ -110,14 +110,14 @@ class Byzantine:
 
 
 def largest_accepted(sizes: list[float], bounds: Bounds) -> float:
-    """How large an update may be beside others of these sizes, just so that nobody refuses it."""
+    """Returns how large an update may be beside others of these sizes, just so that nobody refuses it."""
     if bounds.proportion == "off" or not any(size > 0 for size in sizes):
         return _BELOW * LARGEST
     return _BELOW * min(LARGEST, bounds.proportion * lower_median(sizes))
 
 
 def _as_large_as(lie: Any, most: float, about: About) -> Any:
-    """The same update, longer. One whose size says nothing, such as a vote, stays as it is."""
+    """Returns the same update, longer. One whose size says nothing, such as a vote, stays as it is."""
     vector = lie.vector(about).astype(np.float64)
     peak = float(np.abs(vector).max(initial=0.0))
     if not lie.size(about) or not peak:

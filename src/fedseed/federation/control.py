@@ -92,7 +92,7 @@ class Control(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     def encode(self) -> bytes:
-        """Those fields that were set, as JSON."""
+        """Returns those fields that were set, as JSON."""
         return json.dumps(self.model_dump(exclude_unset=True)).encode()
 
 
@@ -221,7 +221,7 @@ class Status(Said):
 
 
 def read(kind: type[M], data: bytes) -> M:
-    """A message as it came.
+    """Returns a message as it came.
 
     Raises:
         MessageError: not valid, or so many parts that reading it would take far more memory than it has bytes.

@@ -40,7 +40,7 @@ class Round:
     outliers: dict[int, str] | None = None  # whose updates were out of all proportion, once that was looked at
 
     def has(self, client: int) -> bool:
-        """Whether a client takes part."""
+        """Returns whether a client takes part."""
         at = bisect_left(self.clients, client)  # they are in ascending order
         return at < len(self.clients) and self.clients[at] == client
 
@@ -104,7 +104,7 @@ class Coordinator:
         return clients
 
     def sampled(self, number: int, alive: Collection[int] | None = None) -> list[int]:
-        """The clients that take part in a round, whether it was, is or will be.
+        """Returns the clients that take part in a round, whether it was, is or will be.
 
         (seed, round) put all clients in an order; the first ones that are alive take part. So who is drawn does not
         depend on who of the others can be reached. Where turns are counted nobody takes the place of one who can't be:
@@ -119,16 +119,16 @@ class Coordinator:
 
     @property
     def by_turns(self) -> bool:
-        """Whether privacy is accounted for by each client's turns."""
+        """Returns whether privacy is accounted for by each client's turns."""
         return self.protection is not None and bool(self.protection.mechanism.by_turns)
 
     @property
     def counted(self) -> int:
-        """What privacy is accounted by: steps, or the turns of the client that had most."""
+        """Returns what privacy is accounted by: steps, or the turns of the client that had most."""
         return int(self._turns.max(initial=0)) if self.by_turns else self.steps
 
     def last_round(self, rounds: int) -> int:
-        """The last of so many rounds that privacy's budget allows; it is the same whenever it is asked for."""
+        """Returns the last of so many rounds that privacy's budget allows; it is the same whenever it is asked for."""
         most = None if self.protection is None else self.protection.mechanism.affordable
         if most is None:
             return rounds
@@ -153,30 +153,30 @@ class Coordinator:
 
     @property
     def private(self) -> bool:
-        """Whether nothing is told of single clients but what the method sends."""
+        """Returns whether nothing is told of single clients but what the method sends."""
         return self.protection is not None
 
     @property
     def sums(self) -> bool:
-        """Whether it learns sums of answers alone (`fedseed.federation.secure`)."""
+        """Returns whether it learns sums of answers alone (`fedseed.federation.secure`)."""
         return False
 
     @property
     def taking_part(self) -> Sequence[int]:
-        """The open round's clients."""
+        """Returns the open round's clients."""
         return self._current().clients
 
     @property
     def answered(self) -> Mapping[int, Any]:
-        """The updates that count so far in the open round, by client."""
+        """Returns the updates that count so far in the open round, by client."""
         return self._current().updates
 
     def plan(self, client: int = EVERYBODY) -> bytes:
-        """The message that asks a client (or all that are picked) to take part in the open round."""
+        """Returns the message that asks a client (or all that are picked) to take part in the open round."""
         return self._planned(client, client)
 
     def _planned(self, client: int, receiver: int) -> bytes:
-        """A plan made for a client, in a message that is addressed to a receiver."""
+        """Returns a plan made for a client, in a message that is addressed to a receiver."""
         current = self._current()
         about = PlannedRound(current.number, client, current.clients)
         plan = self.method.plan(self.state, about)
@@ -221,7 +221,7 @@ class Coordinator:
         current.updates[sender], current.sizes[sender] = update, size
 
     def _read(self, current: Round, data: bytes) -> tuple[Any, float]:
-        """An update and its size. Raises MessageError."""
+        """Returns an update and its size. Raises MessageError."""
         update = self.method.decode_update(self.state, current.number, data)
         return update, update.size(About(self.method, self.state, "update", current.number))
 
@@ -302,7 +302,7 @@ class Coordinator:
         return step.size(About(self.method, state, "step"))
 
     def _weighted(self, current: Round) -> Answers:
-        """The answers of a round that was screened, with the clients' weights."""
+        """Returns the answers of a round that was screened, with the clients' weights."""
         clients = sorted(current.updates)
         weights = shares([current.said[client] for client in clients])  # as they were screened, whatever was said since
         answers = tuple(Answer(c, w, current.updates[c]) for c, w in zip(clients, weights, strict=True))
@@ -310,7 +310,7 @@ class Coordinator:
         return Answers(current.number, answers, self.aggregation, past)
 
     def _said(self, current: Round, clients: Sequence[int]) -> tuple[Any, list[int], list[int]]:
-        """How clients weigh, and what they say of themselves: their examples, and the terms of their losses."""
+        """Returns how clients weigh, and what they say of themselves: their examples, and the terms of their losses."""
         updates = [current.updates[client] for client in clients]
         terms = [getattr(u, u.weight_terms) if u.weight_terms else 0 for u in updates]
         return self.method.weighting, [self.examples[c] for c in clients], terms
@@ -333,17 +333,17 @@ class Coordinator:
 
     @property
     def planned(self) -> Content:
-        """What a plan of the open round holds."""
+        """Returns what a plan of the open round holds."""
         return self._current().planned
 
     @property
     def received(self) -> Sequence[Content]:
-        """What each update that counts so far in the open round holds."""
+        """Returns what each update that counts so far in the open round holds."""
         return list(self._current().received.values())
 
     @property
     def closed(self) -> Content:
-        """What the last round's step holds."""
+        """Returns what the last round's step holds."""
         return self._closed
 
     def _content(self, payload: Payload, data: bytes) -> Content:
@@ -351,7 +351,7 @@ class Coordinator:
 
     @property
     def weights(self) -> bytes | None:
-        """The trainable tensors' bytes, where the method's steps are whole weights and one is known."""
+        """Returns the trainable tensors' bytes, where the method's steps are whole weights and one is known."""
         held = getattr(self.state, "weights", None)
         return None if held is None else held.data
 
@@ -367,11 +367,11 @@ class Coordinator:
 
     @property
     def keeps_outcomes(self) -> bool:
-        """Whether it remembers what no step says: the rule's last outcome."""
+        """Returns whether it remembers what no step says: the rule's last outcome."""
         return self.aggregation.remembers and self.method.lasting_entries
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """What the coordinator remembers besides the steps, as arrays by name; most methods have nothing."""
+        """Returns what the coordinator remembers besides the steps, as arrays by name; most methods have nothing."""
         arrays: dict[str, NDArray[Any]] = self.state.state_dict()
         if self.method.catch_up.replaces:
             arrays = {**arrays, SIZES: self._steps.sizes}
@@ -387,7 +387,7 @@ class Coordinator:
             self._steps.load(arrays.get(SIZES, ()))
 
     def figures(self) -> dict[str, NDArray[Any]]:
-        """What of the state a person would like to see: 1-D arrays by name."""
+        """Returns figures of the state that are shown to people: 1-D arrays by name."""
         return self.method.figures(self.state)
 
     def _current(self) -> Round:

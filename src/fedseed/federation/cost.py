@@ -15,7 +15,7 @@ OWN_PHASES = frozenset(("aggregation", "evaluation", "total"))  # which the coor
 
 
 def check_name(name: str) -> str:
-    """The name of a phase or metric. Raises ValueError if it can't be one."""
+    """Returns the name of a phase or metric. Raises ValueError if it can't be one."""
     if not 0 < len(name) <= MOST_NAME or not name.isprintable():
         raise ValueError(f"no name of at most {MOST_NAME} characters")
     return name
@@ -59,7 +59,7 @@ class Cost:
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
     def to_json(self) -> dict[str, Any]:
-        """A form that JSON can hold: `Cost(**cost.to_json())` is equal."""
+        """Returns a form that JSON can hold: `Cost(**cost.to_json())` is equal."""
         return {name: value for name, value in asdict(self).items() if value}
 
     def fit(self, seconds: float) -> None:

@@ -60,12 +60,12 @@ class Hosted:
 
     @property
     def host(self) -> str:
-        """The first of the hosted clients, by whose name the process goes."""
+        """Returns the first of the hosted clients, by whose name the process goes."""
         return next(iter(self.items))
 
     @property
     def start(self) -> bytes:
-        """How the orbit begins."""
+        """Returns how the orbit begins."""
         return begin(self.header)
 
 
@@ -94,7 +94,7 @@ async def first_of(event: asyncio.Event, seconds: float | None) -> None:
 
 
 def matching(wanted: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The names that are wanted, by name or pattern, in the run's order.
+    """Returns the names that are wanted, by name or pattern, in the run's order.
 
     Raises:
         RecipeError: one fits no name.

@@ -118,7 +118,7 @@ class Inquiry:
         return found
 
     def _compare(self, number: int, reports: Reports) -> str | None:
-        """The digest of more than half of the clients, by the processes that speak for them."""
+        """Returns the digest of more than half of the clients, by the processes that speak for them."""
         speaks_for = Counter(map(self.roster.host_of, self.roster.names))
         votes: Counter[str] = Counter()
         for name, report in reports.items():
@@ -201,7 +201,7 @@ class Inquiry:
             await session.pause(0.25)
 
     def _next_evaluator(self, number: int, alive: Set[str], before: str | None, over: bool) -> str | None:
-        """Who evaluates: the first by number that has not been tried after this round; the idle come last.
+        """Returns who evaluates: the first by number that has not been tried after this round; the idle come last.
 
         Args:
             number: the round.
@@ -245,5 +245,5 @@ class Inquiry:
 
 
 def question(number: int, evaluate: str | bool | None, digest: bool) -> Question:
-    """What is asked about the weights after a round; that they are hashed is not said."""
+    """Returns what is asked about the weights after a round; that they are hashed is not said."""
     return Question(round=number, evaluate=evaluate or None, **({} if digest else {"digest": False}))

@@ -50,12 +50,12 @@ class Stored:
 
 
 def is_stored(carried: bytes) -> bool:
-    """Whether this is a reference to a message."""
+    """Returns whether this is a reference to a message."""
     return carried[: len(STORED)] == STORED
 
 
 async def carry(end: End, message: bytes, name: str) -> bytes:
-    """The message itself, or, if it is large, a reference to it: it is stored as a blob of this end's own.
+    """Returns the message itself, or, if it is large, a reference to it: it is stored as a blob of this end's own.
 
     Args:
         end: this side's.
@@ -69,7 +69,7 @@ async def carry(end: End, message: bytes, name: str) -> bytes:
 
 
 async def fetch(end: End, carried: bytes, owner: str | None, most: int | None = None) -> bytes:
-    """The message, wherever it is.
+    """Returns the message, wherever it is.
 
     Args:
         end: this side's.
@@ -92,7 +92,7 @@ async def fetch(end: End, carried: bytes, owner: str | None, most: int | None = 
 
 
 def about_of(carried: bytes) -> tuple[int, int]:
-    """The round and the attempt that a plan or an answer is about, wherever it is; they are not checked.
+    """Returns the round and the attempt that a plan or an answer is about, wherever it is; they are not checked.
 
     Raises:
         MessageError: it can't be read.

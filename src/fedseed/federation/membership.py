@@ -63,11 +63,11 @@ class Roster:
         self._host_of[client] = host
 
     def host_of(self, client: str) -> str:
-        """The host of a client; a client that nobody has spoken for is its own."""
+        """Returns the host of a client; a client that nobody has spoken for is its own."""
         return self._host_of.get(client, client)
 
     def alive(self) -> dict[str, Host]:
-        """The hosts that can be reached."""
+        """Returns the hosts that can be reached."""
         return {name: host for name, host in self.hosts.items() if host.fits and self._reached(name, host)}
 
     def _reached(self, name: str, host: Host) -> bool:
@@ -75,7 +75,7 @@ class Roster:
         return host.heard > self._now() - self.dead_after if present is None else present
 
     def clients(self) -> list[str]:
-        """The clients that can be reached."""
+        """Returns the clients that can be reached."""
         alive = self.alive()
         return [client for client, host in self._host_of.items() if host in alive]
 
@@ -96,11 +96,11 @@ class Roster:
         self.open = False
 
     def present(self) -> frozenset[int]:
-        """The numbers of the clients that can be reached."""
+        """Returns the numbers of the clients that can be reached."""
         return frozenset(self.numbers[name] for name in self.clients() if name in self.numbers)
 
     def wanted(self, start_with: int | None) -> int:
-        """How many clients must be there before the first round; 0 while that is not known."""
+        """Returns how many clients must be there before the first round; 0 while that is not known."""
         wanted = start_with or len(self.names)
         if not self.goes_without or not self.names:
             return wanted
@@ -116,7 +116,7 @@ class Roster:
         return found
 
     def work(self, clients: Iterable[int]) -> dict[int, int]:
-        """Of some clients, how many of them are in each one's process: it answers for all of those."""
+        """Returns of some clients, how many of them are in each one's process: it answers for all of those."""
         hosts = {client: self.host_of(self.names[client]) for client in clients}
         counts = Counter(hosts.values())
         return {client: counts[host] for client, host in hosts.items()}
@@ -129,6 +129,6 @@ class Roster:
             self.hosts[host].fits = False
 
     def away(self) -> list[str]:
-        """Who can't be reached, or has not come yet."""
+        """Returns who can't be reached, or has not come yet."""
         here = self.present()
         return [name for number, name in enumerate(self.names) if number not in here]

@@ -61,7 +61,7 @@ class Message:
 
     @classmethod
     def decode(cls, data: bytes) -> "Message":
-        """The inverse of `encode`.
+        """Returns the inverse of `encode`.
 
         Raises:
             MessageError: not a message, another version, cut short, too long or damaged.

@@ -63,7 +63,7 @@ class NetworkClient:
 
     @property
     def at(self) -> int:
-        """The last step that was applied."""
+        """Returns the last step that was applied."""
         return 0 if self.replica is None else self.replica.at
 
     def run(self) -> str:

@@ -75,7 +75,7 @@ class Presence:
 
     @property
     def due(self) -> bool:
-        """Whether a hello is to be said."""
+        """Returns whether a hello is to be said."""
         return not self.welcome or self._call.is_set()
 
     async def greet(self) -> None:

@@ -73,12 +73,12 @@ class Replica:
 
     @property
     def waits(self) -> bool:
-        """Whether entries have come that are to be applied."""
+        """Returns whether entries have come that are to be applied."""
         return bool(self._queue)
 
     @property
     def current(self) -> bool:
-        """Whether the weights are those after step `at`."""
+        """Returns whether the weights are those after step `at`."""
         return self._awaited is None
 
     async def begin(self, incarnation: str) -> None:
@@ -191,7 +191,7 @@ class Replica:
             await self._compare(mark[1])
 
     async def _fits(self, header: Entry) -> bool:
-        """Whether the log is this run's. Raises FedseedError if it must be, because the coordinator says so."""
+        """Returns whether the log is this run's. Raises FedseedError if it must be, because the coordinator says so."""
         try:
             self._check(header)
         except FedseedError as error:
@@ -259,7 +259,7 @@ class Replica:
         self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
 
     async def digest(self) -> str:
-        """The weights' digest."""
+        """Returns the weights' digest."""
         if self._digest is None or self._digest[0] != self.at:
             at, version = self.at, self.version
             found = await self.thread.do(self.hosted.worker.space.digest)

@@ -146,7 +146,7 @@ class Rounds:
         return None
 
     def _fetches(self, name: str) -> int:
-        """How many of a client's answers are being fetched."""
+        """Returns how many of a client's answers are being fetched."""
         return sum(task.get_name() == name for task in self._fetching)
 
     def _refuse(self, name: str, number: int, reason: str) -> None:
@@ -313,11 +313,11 @@ class Rounds:
         return max(self.session.settings.minimum, sums)
 
     def missing(self, current: OpenRound) -> frozenset[int]:
-        """The clients that the open round waits for."""
+        """Returns the clients that the open round waits for."""
         return current.clients - set(self.coordinator.answered) - current.silent.keys()
 
     def _why(self, current: OpenRound, client: int, reason: str) -> str:
-        """Why a client's update does not count; it is said aloud, too."""
+        """Returns why a client's update does not count; it is said aloud, too."""
         name, number = self.roster.names[client], current.number
         if client in current.silent:
             private = self.coordinator.private  # a reason would depend on the client's data

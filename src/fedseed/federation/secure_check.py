@@ -10,7 +10,7 @@ from fedseed.privacy.secure.settings import SecureSums
 def secure_problem(
     settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None = None
 ) -> str | None:
-    """Why secure sums can't be had; None: they can.
+    """Returns why secure sums can't be had; None: they can.
 
     Args:
         settings: the recipe's.

@@ -152,10 +152,10 @@ class StepLog:
 
     @property
     def last(self) -> int:
-        """The number of the last entry."""
+        """Returns the number of the last entry."""
         return 0 if self._writer is None else self._writer.last
 
     @property
     def digest(self) -> str | None:
-        """The digest that was marked last."""
+        """Returns the digest that was marked last."""
         return self.marks[max(self.marks)] if self.marks else None

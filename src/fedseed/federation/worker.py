@@ -87,7 +87,7 @@ class Worker:
         return self.train_all([plan_message], [client], [items])[0]
 
     def shares(self, clients: int) -> Literal["losses", "gradients"] | None:
-        """What so many clients of a round compute in one go here; None: each works alone."""
+        """Returns what so many clients of a round compute in one go here; None: each works alone."""
         what = None if self.protection is not None and self.protection.alone else self.method.together
         if what == "losses":
             return what if self.joint else None
@@ -120,7 +120,7 @@ class Worker:
     def look(
         self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]], part: int, parts: int
     ) -> dict[Look, Seen]:
-        """A part of the losses that clients share, for another process' `train_all`.
+        """Returns a part of the losses that clients share, for another process' `train_all`.
 
         Args:
             plans: a message for each client that takes part in the round.
@@ -137,7 +137,7 @@ class Worker:
     def _locals(
         self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]]
     ) -> tuple[list[Message], list[LocalClient]]:
-        """The plans, read, and the clients that are to follow them."""
+        """Returns the plans, read, and the clients that are to follow them."""
         messages = [self._read(plan) for plan in plans]
         return messages, [
             LocalClient(self.space, self.objective, own, self.seed, message.round, client, self.memory)
@@ -172,7 +172,7 @@ class Worker:
         return Answer(reply.encode(), None, cost)
 
     def corrupt(self, update: bytes, kind: AttackKind) -> bytes:
-        """What a Byzantine client sends in place of its honest update (simulation)."""
+        """Returns what a Byzantine client sends in place of its honest update (simulation)."""
         message, state = Message.decode(update), self.state
         honest = self.method.decode_update(state, message.round, message.payload)
         if self.method.catch_up.replaces:  # the weights before, which a client need not remember
@@ -210,7 +210,7 @@ class Worker:
 
 
 def cost_of(cost: ClientCost, counts: bool = True) -> Cost:
-    """What a client's work cost.
+    """Returns what a client's work cost.
 
     Args:
         cost: the client's notes.

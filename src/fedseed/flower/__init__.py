@@ -23,7 +23,7 @@ MISSING = f"Flower is not installed: {to_install('flower')}"
 
 
 def server_app(recipe: Path | str) -> "ServerApp":
-    """A ServerApp that coordinates a recipe's run.
+    """Returns a ServerApp that coordinates a recipe's run.
 
     Args:
         recipe: file or name of the recipe. Flower's run config may add to it: `out` (folder for the run's files),
@@ -51,7 +51,7 @@ def server_app(recipe: Path | str) -> "ServerApp":
 
 
 def client_app(recipe: Path | str) -> "ClientApp":
-    """A ClientApp that takes part in a recipe's run.
+    """Returns a ClientApp that takes part in a recipe's run.
 
     Args:
         recipe: as the ServerApp has it. Flower's node config says whose work a node does: `client` (a name, or several

@@ -32,7 +32,7 @@ REGISTRY: Registry[Factory] = Registry("transport", "fedseed.transports", _own, 
 
 
 def transport(access: Access, run: str) -> Transport:
-    """The transport that an address asks for; nothing is connected yet.
+    """Returns the transport that an address asks for; nothing is connected yet.
 
     Args:
         access: how to reach it.

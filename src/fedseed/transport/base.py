@@ -36,7 +36,7 @@ def _nothing(told: Any = None) -> None:
 
 
 def check_run(name: str) -> str:
-    """A run's name, as every transport takes it.
+    """Returns a run's name, as every transport takes it.
 
     Raises:
         RecipeError: it has other characters than letters, digits, - and _.
@@ -189,7 +189,7 @@ class End(ABC):
 
     @abstractmethod
     async def log(self) -> Log | None:
-        """How the log stands, None if there is none."""
+        """Returns how the log stands, None if there is none."""
 
     @abstractmethod
     async def follow(self, after: int, take: Take) -> Stop:
@@ -294,11 +294,11 @@ class CoordinatorEnd(End):
         return time.monotonic()
 
     def present(self, name: str) -> bool | None:
-        """Whether a client's process is connected, where the transport knows; None: only signs of life tell."""
+        """Returns whether a client's process is connected, where the transport knows; None: only signs of life tell."""
         return None
 
     def carried(self) -> dict[str, Any]:
-        """What the transport itself has carried, for the run's summary."""
+        """Returns what the transport itself has carried, for the run's summary."""
         return {}
 
     def poll(self) -> None:  # most transports have nothing
@@ -315,15 +315,15 @@ class Transport(ABC):
 
     @abstractmethod
     async def coordinator(self, events: Events = QUIET) -> CoordinatorEnd:
-        """The coordinator's end."""
+        """Returns the coordinator's end."""
 
     @abstractmethod
     async def client(self, name: str, events: Events = QUIET) -> ClientEnd:
-        """The end of a client, the first of several in one process."""
+        """Returns the end of a client, the first of several in one process."""
 
     @abstractmethod
     async def watcher(self) -> End:
-        """The end of somebody who only asks."""
+        """Returns the end of somebody who only asks."""
 
 
 async def end_task(task: "asyncio.Task[Any]") -> None:
@@ -342,12 +342,12 @@ class Working:
     _task: "asyncio.Task[None] | None" = None
 
     def work(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin to."""
+        """Begin some work."""
         self._task = asyncio.create_task(work)
 
     @property
     def working(self) -> bool:
-        """Whether it does."""
+        """Returns whether work goes on."""
         return self._task is not None and not self._task.done()
 
     async def stop(self) -> None:

@@ -62,7 +62,7 @@ class NodeEnd(Beside, ClientEnd):
         return True
 
     def reply(self, heard: bool = True) -> Table:
-        """What the exchange carries back.
+        """Returns what the exchange carries back.
 
         Args:
             heard: whether use could be made of what was told; otherwise it is told again.
@@ -74,7 +74,7 @@ class NodeEnd(Beside, ClientEnd):
         return found
 
     def state(self) -> Table:
-        """What a later process of this node needs."""
+        """Returns what a later process of this node needs."""
         blobs = self._shared.blobs.get(None, {})
         return {"log": list(self._shared.log or ()), "names": list(blobs), "blobs": list(blobs.values())}
 

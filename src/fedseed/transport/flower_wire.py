@@ -95,21 +95,21 @@ class Reply(BaseModel):
 
 
 def record(table: Mapping[str, Any]) -> Any:
-    """A table as Flower's ConfigRecord; empty lists, which Flower can't type, are left out."""
+    """Returns a table as Flower's ConfigRecord; empty lists, which Flower can't type, are left out."""
     from flwr.app import ConfigRecord
 
     return ConfigRecord({key: value for key, value in table.items() if value != []})
 
 
 def content(table: Mapping[str, Any]) -> Any:
-    """A message's content: a RecordDict with one ConfigRecord."""
+    """Returns a message's content: a RecordDict with one ConfigRecord."""
     from flwr.app import RecordDict
 
     return RecordDict({RECORD: record(table)})
 
 
 def table(message: Any) -> Table:
-    """What a message holds.
+    """Returns what a message holds.
 
     Raises:
         MessageError: not a message of fedseed's.

@@ -62,7 +62,7 @@ class Shared:
             self.blobs.get(owner, {}).pop(name, None)
 
     def listeners(self, kind: type[E]) -> list[E]:
-        """The ends of a kind that listen."""
+        """Returns the ends of a kind that listen."""
         with self.lock:
             return [end for end in self.ends if isinstance(end, kind) and end.hears]
 
@@ -82,7 +82,7 @@ class Hub:
         self._lock = threading.Lock()
 
     def transport(self, run: str) -> "MemoryTransport":
-        """The way to a run."""
+        """Returns the way to a run."""
         with self._lock:
             return MemoryTransport(run, self._runs.setdefault(run, Shared()))
 
@@ -241,7 +241,7 @@ class MemoryClient(MemoryEnd, ClientEnd):
         self._call(lambda: None if self._closed else self._take(data))
 
     def _asked(self, client: str, what: str, data: bytes) -> list[Callable[[Reply | None], None]]:
-        """What tells each coordinator."""
+        """Returns what tells each coordinator."""
         copied = _copy(data)
         return [partial(one.tell, client, what, copied) for one in self._shared.listeners(MemoryCoordinator)]
 
@@ -330,5 +330,5 @@ class MemoryLogWriter(LogWriter):
 
 
 def _copy(data: bytes) -> bytes:
-    """What arrives does not change when the sender changes what was sent."""
+    """Returns a copy: what arrives does not change when the sender changes what was sent."""
     return bytes(memoryview(data))

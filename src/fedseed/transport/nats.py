@@ -53,7 +53,7 @@ MORE = "docs/federation.md says what that means"
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """The library's errors as one of ours."""
+    """Raises the library's errors as one of ours."""
     try:
         yield
     except (TimeoutError, nats.errors.Error, OSError) as error:
@@ -129,7 +129,7 @@ class NatsEnd(ObjectsEnd):
         return answer.data if self.signatures.of_coordinator(answer.subject, answer.data, answer.headers) else None
 
     async def log(self) -> Log | None:
-        """The stream's last sequence number, and whether its description says that it was ended.
+        """Returns the stream's last sequence number, and whether its description says that it was ended.
 
         Raises:
             NetworkError: JetStream is missing, or this key may not ask.
@@ -288,7 +288,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
                 await settled(connection)
 
     def _answers(self, connection: Guarded) -> Answer:
-        """What sends answers on a connection."""
+        """Returns what sends answers on a connection."""
 
         async def answer(subject: str, data: bytes) -> None:
             await room_to_send(connection)
@@ -388,7 +388,7 @@ class NatsTransport(Transport):
         self._subjects = Subjects(run)
 
     async def coordinator(self, events: Events = QUIET) -> "NatsCoordinator":
-        """The coordinator's end. Raises FedseedError also if the server's log can't be read."""
+        """Returns the coordinator's end. Raises FedseedError also if the server's log can't be read."""
         at, lines, log = self._access, list[Guarded](), None
         if at.server_log is not None:
             log = ServerLog(at.server_log, key_names(at.key.parent) if at.key is not None else {})

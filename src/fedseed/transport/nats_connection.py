@@ -107,7 +107,7 @@ class Guarded(Client):
 
 
 def _as_text(data: bytes) -> bytes:
-    """The same in UTF-8, whatever it is: what is not is replaced, and so it is nobody's name."""
+    """Returns the same in UTF-8, whatever it is: what is not is replaced, and so it is nobody's name."""
     return data if data.isascii() else data.decode(errors="replace").encode()
 
 
@@ -193,7 +193,7 @@ async def connect(access: Access, subjects: Subjects, name: str, events: Events 
 
 
 def _explained(error: Exception, place: str, key: Path | None, ca: Path | None) -> FedseedError:
-    """What a failed attempt to connect means."""
+    """Returns what a failed attempt to connect means."""
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ or chain[-1].__context__:
         chain.append(chain[-1].__cause__ or chain[-1].__context__)  # type: ignore[arg-type]

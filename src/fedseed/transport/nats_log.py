@@ -35,7 +35,7 @@ OVER = "the run is over"  # the description of a stream that was ended
 
 
 async def is_missing(connection: Guarded, stream: str) -> bool:
-    """Whether the server has no such stream, and still has none a moment later.
+    """Returns whether the server has no such stream, and still has none a moment later.
 
     Raises:
         Interrupted: it does not say.
@@ -104,7 +104,7 @@ async def stored(connection: Guarded, stream: str, first: int = 1, subject: str 
 
 
 async def _get(connection: Guarded, stream: str, sequence: int, subject: str) -> Stored | None:
-    """The message of this number, or the first after it; None: there is none. Raises nats' errors."""
+    """Returns the message of this number, or the first after it; None: there is none. Raises nats' errors."""
     asked = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
     reply = await connection.request(f"$JS.API.STREAM.MSG.GET.{stream}", asked, timeout=ANSWER_SECONDS)
     answer = json.loads(reply.data)
@@ -288,14 +288,14 @@ class NatsLogWriter(LogWriter):
         return receipt.seq
 
     async def _is_older(self, last: int) -> bool:
-        """Whether the stream ends before a message that stood in it."""
+        """Returns whether the stream ends before a message that stood in it."""
         try:
             return bool((await self._stream.stream_info(self._subjects.stream)).state.last_seq < last)
         except (TimeoutError, nats.errors.Error) as error:
             raise Interrupted(str(error)) from error
 
     async def _next(self, chain: Chain) -> bytes | None:
-        """The next entry that counts; None: there are only others' messages, up to where the log stands now."""
+        """Returns the next entry that counts; None: there are only others' messages, up to where the log stands now."""
         try:
             async with asyncio.timeout(READING_SECONDS):
                 return await self._connection.unless_interrupted(self._read_on(chain))

@@ -36,7 +36,7 @@ Headers = Mapping[str, str] | None
 
 
 def seed_of(path: Path) -> str:
-    """The seed in a key file. Raises RecipeError if there is none."""
+    """Returns the seed in a key file. Raises RecipeError if there is none."""
     for line in _lines(path):
         if line.startswith("S"):
             return line
@@ -52,7 +52,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def key_file(seed: str, coordinator: str | None = None, clients: Iterable[tuple[str, str]] = ()) -> str:
-    """What stands in a key file.
+    """Returns what stands in a key file.
 
     Args:
         seed: the owner's.
@@ -67,7 +67,7 @@ def key_file(seed: str, coordinator: str | None = None, clients: Iterable[tuple[
 
 
 def _public(text: str, where: str) -> VerifyKey:
-    """A public NKEY: a byte for its kind, the key, and a checksum."""
+    """Returns a public NKEY: a byte for its kind, the key, and a checksum."""
     try:
         data = base64.b32decode(text)
     except (binascii.Error, ValueError):
@@ -78,7 +78,7 @@ def _public(text: str, where: str) -> VerifyKey:
 
 
 def _digested(subject: str, data: bytes, after: bytes) -> bytes:
-    """What is signed: all parts, none of which can be taken for a piece of another."""
+    """Returns what is signed: all parts, none of which can be taken for a piece of another."""
     digest = hashlib.blake2b(data, digest_size=_KEY_BYTES).digest()
     return _BEGINNING + digest + len(after).to_bytes(4, "little") + after + subject.encode()
 
@@ -99,7 +99,7 @@ class Signatures:
 
     @classmethod
     def read(cls, path: Path | None, coordinating: bool = False) -> "Signatures":
-        """Those that a key file allows; without one, none.
+        """Returns those that a key file allows; without one, none.
 
         Args:
             path: the file.
@@ -125,7 +125,7 @@ class Signatures:
         return cls(own, coordinator, clients or None)
 
     def headers(self, subject: str, data: bytes, after: bytes = b"") -> dict[str, str] | None:
-        """The header with a signature of 64 bytes; None: there is no key.
+        """Returns the header with a signature of 64 bytes; None: there is no key.
 
         Args:
             subject: where the message goes.
@@ -138,11 +138,11 @@ class Signatures:
         return {HEADER: base64.b64encode(signature).decode()}
 
     def of_coordinator(self, subject: str, data: bytes, headers: Headers, after: bytes = b"") -> bool:
-        """Whether a message is the coordinator's, as far as that is checked."""
+        """Returns whether a message is the coordinator's, as far as that is checked."""
         return self.coordinator is None or _fits(self.coordinator, subject, data, headers, after)
 
     def of_client(self, name: str, subject: str, data: bytes, headers: Headers, after: bytes = b"") -> bool:
-        """Whether a message is that client's, as far as that is checked."""
+        """Returns whether a message is that client's, as far as that is checked."""
         if self.clients is None:
             return True
         return any(_fits(key, subject, data, headers, after) for key in self.clients.get(name, ()))
@@ -154,7 +154,7 @@ class Signatures:
 
 
 def signature_in(headers: Headers) -> bytes | None:
-    """The signature that a message carries, whosever it is; None: none."""
+    """Returns the signature that a message carries, whosever it is; None: none."""
     text = (headers or {}).get(HEADER, "")
     try:
         signature = base64.b64decode(text, validate=True)
@@ -194,11 +194,11 @@ class Chain:
 
     @property
     def checks(self) -> bool:
-        """Whether anything is told apart."""
+        """Returns whether anything is told apart."""
         return self._signatures.coordinator is not None
 
     def take(self, data: bytes, headers: Headers) -> bool:
-        """Whether this entry counts, after those that counted before."""
+        """Returns whether this entry counts, after those that counted before."""
         signature = signature_in(headers) or b""
         if not self.checks:
             self.head = signature
@@ -216,6 +216,6 @@ class Chain:
         return True
 
     def sign(self, data: bytes) -> tuple[dict[str, str], bytes]:
-        """The header of the next entry, if it is signed, and what `head` is once it stands in the log."""
+        """Returns the header of the next entry, if it is signed, and what `head` is once it stands in the log."""
         headers = self._signatures.headers(self._subject, data, self.head) or {}
         return headers, signature_in(headers) or b""

@@ -23,7 +23,7 @@ _BETWEEN = "._-@+ "  # what a name may have besides letters and digits
 
 
 def name_problem(name: str) -> str | None:
-    """What keeps a text from being a client's name, None if it is one: the same wherever somebody names one.
+    """Returns what keeps a text from being a client's name, None if it is one: the same wherever somebody names one.
 
     Letters and digits of any script, and between them . _ - @ + and single spaces. So a name is a file's name in the
     folder where it is put, is one word in a configuration, and no option, pattern or path.
@@ -44,13 +44,13 @@ def name_problem(name: str) -> str | None:
 
 @lru_cache(4096)
 def token(name: str) -> str:
-    """A client's name as one part of a subject: letters, digits, - and _ stay, other bytes become =XX."""
+    """Returns a client's name as one part of a subject: letters, digits, - and _ stay, other bytes become =XX."""
     return "".join(chr(byte) if _PLAIN.match(bytes([byte])) else f"={byte:02X}" for byte in name.encode())
 
 
 @lru_cache(4096)  # each message's subject is looked at
 def name_of(part: str) -> str | None:
-    """The inverse of `token`; None for a part that is nobody's token."""
+    """Returns the inverse of `token`; None for a part that is nobody's token."""
     data = bytes(int(m[1], 16) if m[1] else ord(m[2]) for m in _ESCAPED.finditer(part))
     try:
         name = data.decode()
@@ -76,15 +76,15 @@ class Subjects:
         return f"{self.root}.up.{token(client)}.{what}"
 
     def inbox(self, name: str) -> str:
-        """Where replies to somebody go."""
+        """Returns where replies to somebody go."""
         return f"{self.root}.in.{token(name)}"
 
     def statuses(self, name: str) -> str:
-        """Where answers about the status go, for all who ask as coordinators or watchers (`RESERVED`)."""
+        """Returns where answers about the status go, for all who ask as coordinators or watchers (`RESERVED`)."""
         return f"{self.inbox(name)}.all"
 
     def bucket(self, client: str | None = None) -> str:
-        """The object store of a client, or (None) the coordinator's."""
+        """Returns the object store of a client, or (None) the coordinator's."""
         if client is None:
             return f"{self.stream}--down"
         plain = token(client)
@@ -93,9 +93,9 @@ class Subjects:
         return f"{self.stream}--up--{plain}"
 
     def chunks(self, owner: str | None, name: str) -> str:
-        """The subject of an object's chunks."""
+        """Returns the subject of an object's chunks."""
         return f"$O.{self.bucket(owner)}.C.{name}"
 
     def object_entry(self, owner: str | None, name: str) -> str:
-        """The subject of what JetStream's tools read about an object."""
+        """Returns the subject of what JetStream's tools read about an object."""
         return f"$O.{self.bucket(owner)}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
