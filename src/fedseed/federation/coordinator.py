@@ -171,25 +171,26 @@ class Coordinator:
         """Returns the updates that count so far in the open round, by client."""
         return self._current().updates
 
-    def plan(self, client: int = EVERYBODY) -> bytes:
-        """Returns the message that asks a client (or all that are picked) to take part in the open round."""
-        return self._planned(client, client)
+    def plan(self, client: int = EVERYBODY, receiver: int | None = None) -> bytes:
+        """Returns the message that asks a client (or all that are picked) to take part in the open round.
 
-    def _planned(self, client: int, receiver: int) -> bytes:
-        """Returns a plan made for a client, in a message that is addressed to a receiver."""
+        Args:
+            client: whom the plan is made for.
+            receiver: to whom it is addressed; None: to the client.
+        """
         current = self._current()
         about = PlannedRound(current.number, client, current.clients)
         plan = self.method.plan(self.state, about)
-        payload = plan.encode()
+        payload, to = plan.encode(), client if receiver is None else receiver
         current.planned = self._content(plan, payload)
-        return Message(MessageKind.PLAN, self.method.code, current.number, receiver, payload, current.attempt).encode()
+        return Message(MessageKind.PLAN, self.method.code, current.number, to, payload, current.attempt).encode()
 
     def plans(self) -> dict[bytes, list[int]]:
         """The open round's plans, addressed to everybody, each with the clients it is for: mostly one for all."""
         current = self._current()
         found: dict[bytes, list[int]] = {}
         for client in current.clients if self.method.personal_plans else current.clients[:1]:
-            found.setdefault(self._planned(client, EVERYBODY), []).append(client)
+            found.setdefault(self.plan(client, EVERYBODY), []).append(client)
         if self.method.personal_plans:
             return found
         return {message: list(current.clients) for message in found}
@@ -234,7 +235,10 @@ class Coordinator:
         current = self._current()
         if current.outliers is None:
             clients = sorted(current.updates)
-            current.said = dict(zip(clients, claims(*self._said(current, clients)), strict=True))
+            updates = [current.updates[client] for client in clients]
+            terms = [getattr(u, u.weight_terms) if u.weight_terms else 0 for u in updates]  # of their losses
+            examples = [self.examples[client] for client in clients]
+            current.said = dict(zip(clients, claims(self.method.weighting, examples, terms), strict=True))
             bounded = self.protection is not None and self.protection.bounds  # by itself: none decides of another's
             current.outliers = {} if bounded else self.bounds.outliers(current.sizes, current.said)
             for client in current.outliers:
@@ -308,12 +312,6 @@ class Coordinator:
         answers = tuple(Answer(c, w, current.updates[c]) for c, w in zip(clients, weights, strict=True))
         past = Past(self.state.seed, current.number, self._outcome if self.keeps_outcomes else None)
         return Answers(current.number, answers, self.aggregation, past)
-
-    def _said(self, current: Round, clients: Sequence[int]) -> tuple[Any, list[int], list[int]]:
-        """Returns how clients weigh, and what they say of themselves: their examples, and the terms of their losses."""
-        updates = [current.updates[client] for client in clients]
-        terms = [getattr(u, u.weight_terms) if u.weight_terms else 0 for u in updates]
-        return self.method.weighting, [self.examples[c] for c in clients], terms
 
     def catch_up(self, payloads: Iterable[bytes]) -> list[Content]:
         """Go on after steps of an earlier session, given as an orbit holds them; returns what each holds.

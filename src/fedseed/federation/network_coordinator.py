@@ -119,7 +119,13 @@ class NetworkCoordinator(Working):
             assert header is not None
             self.reception.check(header)
             self.reception.header = header
-            self._take_up(self.log.names)
+            if self.roster.names and self.roster.names != self.log.names:
+                began, recipes = listed(self.log.names), listed(self.roster.names)
+                raise MessageError(
+                    f"run {self.run} began with the clients {began}, the recipe has {recipes}: choose another name "
+                    "(--run), or delete it from the server with --fresh"
+                )
+            self.roster.name(self.log.names)
             if self.log.steps:
                 self.reception.base.needed = False  # the log has newer ones
             elif self.reception.base.missing:
@@ -189,15 +195,6 @@ class NetworkCoordinator(Working):
         self.rounds = Rounds(self.session, self.roster, made, reception.largest_message())
         await self.session.call()
         return made
-
-    def _take_up(self, names: list[str]) -> None:
-        """Takes over the clients of a run that has begun. Raises MessageError if the recipe has others."""
-        if self.roster.names and self.roster.names != names:
-            raise MessageError(
-                f"run {self.run} began with the clients {listed(names)}, the recipe has {listed(self.roster.names)}: "
-                "choose another name (--run), or delete it from the server with --fresh"
-            )
-        self.roster.name(names)
 
     async def _be_the_only_one(self) -> None:
         answer = await self.session.end.status(2)
