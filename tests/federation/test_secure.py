@@ -269,7 +269,7 @@ def test_a_process_that_is_started_again_opens_no_round_twice(problem, tmp_path)
         answers = Answers(replica, SimpleNamespace(welcome=True))
         if set_back:
             terms = Terms(bytes(8), 5, 0, 1, 3, tuple(range(5)))
-            answers.take(b"K", plan_message([1], False, terms.encode())[1:])
+            answers.hear(b"K" + plan_message([1], False, terms.encode())[1:])
             assert not asyncio.run(answers.try_ask())  # steps may be on their way: nothing shows that it was set back
             with pytest.raises(FedseedError, match=r"no round is opened twice\. Choose another name"):
                 _ = answers.masking

@@ -16,8 +16,8 @@ from typing import Any
 from fedseed.errors import MessageError, NetworkError
 from fedseed.text import shown
 from fedseed.transport import flower_wire as wire
-from fedseed.transport.base import QUIET, Events, Receive, Rejected, Transport, end_task
-from fedseed.transport.memory import MemoryClient, MemoryCoordinator, MemoryEnd, Shared
+from fedseed.transport.base import QUIET, Events, Receive, Rejected, end_task
+from fedseed.transport.memory import MemoryClient, MemoryCoordinator, MemoryTransport, Shared
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5  # seconds between looks for replies, which double from one to the other
 AGAIN_SECONDS = 10.0  # until a node that has failed is asked again
@@ -50,7 +50,7 @@ class _Node:
     why: str = ""  # why it has failed
 
 
-class FlowerTransport(Transport):
+class FlowerTransport(MemoryTransport):
     """The way to one run, for its ServerApp: exchanges with Flower's nodes, as long as a coordinator listens.
 
     Args:
@@ -61,7 +61,8 @@ class FlowerTransport(Transport):
     """
 
     def __init__(self, grid: Any, run: str, patience: float = 600.0, again: float | None = None) -> None:
-        self._grid, self._run, self._shared = grid, run, Shared()
+        super().__init__(run)
+        self._grid = grid
         self._patience, self._again = patience, AGAIN_SECONDS if again is None else again
         self._nodes: dict[int, _Node] = {}
         self._node_of: dict[str, int] = {}  # by client
@@ -75,9 +76,6 @@ class FlowerTransport(Transport):
 
     async def client(self, name: str, events: Events = QUIET) -> MemoryClient:
         raise NetworkError("clients of a Flower run are its nodes (fedseed.flower.client_app)")
-
-    async def watcher(self) -> MemoryEnd:
-        return MemoryEnd(self._run, self._shared, None, QUIET)
 
     def begin(self, end: "FlowerCoordinator", rejected: Rejected) -> None:
         """Adds a coordinator that listens; with the first one, exchanges begin."""

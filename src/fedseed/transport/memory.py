@@ -78,29 +78,27 @@ class Hub:
     """Where the ends of runs meet."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, Shared] = {}
-        self._lock = threading.Lock()
+        self._runs: dict[str, MemoryTransport] = {}
 
     def transport(self, run: str) -> "MemoryTransport":
         """Returns the way to a run."""
-        with self._lock:
-            return MemoryTransport(run, self._runs.setdefault(run, Shared()))
+        return self._runs.setdefault(run, MemoryTransport(run))
 
 
 class MemoryTransport(Transport):
-    """The way to a run at a hub."""
+    """The way to a run whose ends are all in this process."""
 
-    def __init__(self, run: str, shared: Shared) -> None:
-        self._at = run, shared
+    def __init__(self, run: str) -> None:
+        self._run, self._shared = run, Shared()
 
     async def coordinator(self, events: Events = QUIET) -> "MemoryCoordinator":
-        return MemoryCoordinator(*self._at, None, events)
+        return MemoryCoordinator(self._run, self._shared, None, events)
 
     async def client(self, name: str, events: Events = QUIET) -> "MemoryClient":
-        return MemoryClient(*self._at, name, events)
+        return MemoryClient(self._run, self._shared, name, events)
 
     async def watcher(self) -> "MemoryEnd":
-        return MemoryEnd(*self._at, None, QUIET)
+        return MemoryEnd(self._run, self._shared, None, QUIET)
 
 
 class Beside(End):
