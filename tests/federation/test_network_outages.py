@@ -117,7 +117,7 @@ def test_a_plan_of_a_log_that_was_set_back_is_in_nobodys_way():
     answers = Answers(replica, SimpleNamespace(welcome=True))
     for number in (2, 2, 1):
         plan = Message(MessageKind.PLAN, 5, number, EVERYBODY, b"").encode()
-        answers.take(b"P", plan_message([], True, plan)[1:])
+        answers.hear(plan_message([], True, plan))
     assert asyncio.run(answers.try_plan()) and not answers.asked
 
 
