@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedseed.errors import RecipeError
-from fedseed.objectives.batches import length_of, micro_batches
+from fedseed.objectives.batches import micro_batches
 from fedseed.objectives.losses import Options
 from fedseed.objectives.masked import Blank
 from fedseed.objectives.tokens import Tokens
@@ -18,7 +18,7 @@ def text(length):
 
 
 def padded(batch):
-    return len(batch) * max(map(length_of, batch))
+    return len(batch) * max(len(item.ids) for item in batch)
 
 
 @pytest.mark.parametrize("seed", range(6))

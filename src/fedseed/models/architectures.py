@@ -25,12 +25,18 @@ class Loader:
     Args:
         about: what such a model is, for messages.
         auto: the transformers class that loads them.
-        names: the classes of such models, by model type.
+        mapping: what transformers calls the table of such classes.
     """
 
     about: str
     auto: Any
-    names: Mapping[str, Any]
+    mapping: str
+
+    @property
+    def names(self) -> Mapping[str, Any]:
+        """Returns the classes of such models, by model type."""
+        found: Mapping[str, Any] = getattr(modeling_auto, f"MODEL_FOR_{self.mapping}_MAPPING_NAMES")
+        return found
 
     def classes(self) -> set[str]:
         """Returns the names of all classes of such models."""
@@ -53,32 +59,17 @@ class Loader:
 
 
 LOADERS: dict[Architecture, Loader] = {
-    "causal": Loader(
-        "a language model that continues text, such as OPT or LLaMA",
-        AutoModelForCausalLM,
-        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    ),
-    "seq2seq": Loader(
-        "an encoder-decoder, such as T5 or BART",
-        AutoModelForSeq2SeqLM,
-        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    ),
-    "masked": Loader(
-        "a language model that fills in masks, such as RoBERTa",
-        AutoModelForMaskedLM,
-        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    ),
+    "causal": Loader("a language model that continues text, such as OPT or LLaMA", AutoModelForCausalLM, "CAUSAL_LM"),
+    "seq2seq": Loader("an encoder-decoder, such as T5 or BART", AutoModelForSeq2SeqLM, "SEQ_TO_SEQ_CAUSAL_LM"),
+    "masked": Loader("a language model that fills in masks, such as RoBERTa", AutoModelForMaskedLM, "MASKED_LM"),
     "classification": Loader(
         "a text model that can have a classification head, such as BERT, RoBERTa or LLaMA",
-        AutoModelForSequenceClassification,
-        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        AutoModelForSequenceClassification, "SEQUENCE_CLASSIFICATION",
     ),
     "image": Loader(
-        "an image classifier, such as ViT or ResNet",
-        AutoModelForImageClassification,
-        modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+        "an image classifier, such as ViT or ResNet", AutoModelForImageClassification, "IMAGE_CLASSIFICATION"
     ),
-}
+}  # fmt: skip
 
 
 def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Architecture:

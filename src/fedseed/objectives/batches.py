@@ -14,12 +14,6 @@ def sequences_of(item: Any) -> Sequence[Any]:
     return (item.sequences[item.gold],) if item.teacher_forcing else item.sequences
 
 
-def length_of(item: Any) -> int:
-    """The tokens that an example's longest sequence has; 0 for what has no tokens."""
-    sequences = item.sequences if isinstance(item, Options) else (item,)
-    return max(len(getattr(sequence, "ids", ())) for sequence in sequences)
-
-
 def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -> Iterator[Sequence[Any]]:
     """Cut the examples of a step, in their order, into what goes through the model at a time.
 
@@ -37,13 +31,13 @@ def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -
         return
     begin, size = 0, (0, 0, 0)  # of a batch: its rows, and the most tokens of one, in an encoder and a decoder apart
     for at, item in enumerate(items):
-        if not length_of(item):
+        sides = [_sides(one) for one in sequences_of(item)]
+        alone = len(sides), max(first for first, _ in sides), max(second for _, second in sides)
+        if not sum(alone[1:]):
             raise RecipeError(
                 f"method.training.batch_tokens = {tokens}: these examples have no tokens; leave it out and set "
                 "method.training.batch"
             )
-        sides = [_sides(one) for one in sequences_of(item)]
-        alone = len(sides), max(first for first, _ in sides), max(second for _, second in sides)
         size = size[0] + alone[0], max(size[1], alone[1]), max(size[2], alone[2])
         if size[0] * (size[1] + size[2]) > tokens and at > begin:
             yield items[begin:at]
@@ -53,5 +47,6 @@ def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -
 
 def _sides(sequence: Any) -> tuple[int, int]:
     """Returns a sequence's tokens in an encoder (or all), and in a decoder apart from it."""
-    encoded = sequence.response_start if getattr(sequence, "encoded", False) else len(sequence.ids)
-    return encoded, len(sequence.ids) - encoded
+    length = len(getattr(sequence, "ids", ()))
+    encoded = sequence.response_start if getattr(sequence, "encoded", False) else length
+    return encoded, length - encoded

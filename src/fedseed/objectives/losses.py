@@ -91,6 +91,10 @@ class TextObjective(Objective):
         """Returns the tokens of what stands before the response."""
         return [*self.start, *self.ids_of(prompt)]
 
+    def ends_of(self, example: Example) -> tuple[int, ...]:
+        """Returns the tokens that end a response to an example, besides the end-of-sequence token."""
+        return ()
+
 
 class Scoring(Objective):
     """What objectives share that score an item's options, words or classes, of which number `item.gold` is right.
@@ -215,7 +219,6 @@ class CausalLM(TextObjective):
         return self._templates[style.template]
 
     def ends_of(self, example: Example) -> tuple[int, ...]:
-        """Returns the tokens that end a response to an example, besides the end-of-sequence token."""
         template = self._template_of(example.style) if isinstance(example, Chat) else None
         end = None if template is None else template.end_of_turn
         return () if end is None or end == self.tokenizer.eos_token_id else (end,)

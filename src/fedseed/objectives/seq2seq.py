@@ -41,10 +41,6 @@ class Seq2SeqLM(TextObjective):
         pair = self.pair(example.prompt, example.response)
         return [pair] if self.fits(pair) else []
 
-    def ends_of(self, example: Example) -> tuple[int, ...]:
-        """Returns the tokens that end a response, besides the end-of-sequence token: none."""
-        return ()
-
     def weight(self, item: Tokens) -> int:
         return item.terms
 

@@ -21,25 +21,19 @@ WORD = rf"{LETTER}[{LETTER}\p{{M}}]*"
 MARKS = r"(?V1)[\p{P}--[\u0000-\u00ff\u2000-\u206f\u2e00-\u2e7f]]"
 
 
-def rouge_l(predictions: Sequence[str], references: Sequence[str]) -> float:
-    """Returns the mean Rouge-L F-measure times 100, from the `rouge-score` package (no stemming).
+def rouge_l(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
+    """Returns the mean Rouge-L F-measure to the first answers times 100, from the `rouge-score` package (no stemming).
 
     Its own tokenizer keeps a-z and 0-9 and nothing else, so that a right answer in Greek or Chinese would score 0.
     `RougeTokens` gives the same tokens for text in Latin letters (accents included: both drop them), and for other
-    scripts what is usual there: words, or single characters where words are not set apart.
-
-    Args:
-        predictions: generated texts.
-        references: expected texts, as many.
-
-    Raises:
-        ValueError: the lengths differ, or there is nothing to score.
+    scripts what is usual there: words, or single characters where words are not set apart. Arguments and errors are
+    `exact_match`'s.
     """
     from rouge_score.rouge_scorer import RougeScorer  # takes a second to import
 
     scorer = RougeScorer(["rougeL"], use_stemmer=False, tokenizer=RougeTokens())
-    pairs = _pairs(predictions, [(reference,) for reference in references])
-    return _percent([scorer.score(answers[0], said)["rougeL"].fmeasure for said, answers in pairs])
+    pairs = _pairs(predictions, answers)
+    return _percent([scorer.score(rights[0], said)["rougeL"].fmeasure for said, rights in pairs])
 
 
 class RougeTokens:
@@ -164,12 +158,7 @@ def _percent(values: Sequence[float]) -> float:
 
 
 # metric's name -> score in percent of (generated texts, the right answers to each: at least one)
-SCORES: dict[str, Score] = {
-    "rouge_l": lambda said, answers: rouge_l(said, [right[0] for right in answers]),  # to the first answer
-    "f1": f1,
-    "exact_match": exact_match,
-    "final_number": final_number,
-}
+SCORES: dict[str, Score] = {"rouge_l": rouge_l, "f1": f1, "exact_match": exact_match, "final_number": final_number}
 
 
 def _check(thing: Any) -> None:
