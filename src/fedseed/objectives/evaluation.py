@@ -11,8 +11,7 @@ import torch
 
 from fedseed.models import adapters
 from fedseed.objectives.generation import continued
-from fedseed.objectives.losses import CausalLM, Objective, Scoring, TextObjective
-from fedseed.objectives.seq2seq import Seq2SeqLM
+from fedseed.objectives.losses import Objective, Scoring, TextObjective
 from fedseed.objectives.tokens import longest_input
 from fedseed.tasks import metrics as scoring
 from fedseed.tasks.data import Example
@@ -116,7 +115,7 @@ def language_metrics(
 
 def responses_to(
     model: torch.nn.Module,
-    objective: CausalLM | Seq2SeqLM,
+    objective: TextObjective,
     examples: Sequence[Example],
     items: Sequence[Any],
     max_new_tokens: int,

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from fedseed.objectives.evaluation import responses_to
-from fedseed.objectives.losses import CausalLM, Objective
-from fedseed.objectives.seq2seq import Seq2SeqLM
+from fedseed.objectives.losses import Objective, TextObjective
 from fedseed.objectives.tokens import Tokens
 from fedseed.randomness import Basis
 from fedseed.tasks.data import Example
@@ -50,7 +49,7 @@ class Rewarded(Objective):
     differentiable = False
     calls_often = True
 
-    def __init__(self, language: CausalLM | Seq2SeqLM, reward: Any, max_new_tokens: int = 32) -> None:
+    def __init__(self, language: TextObjective, reward: Any, max_new_tokens: int = 32) -> None:
         self.language = language
         self.tokenizer = language.tokenizer
         self.judge = reward if isinstance(reward, Judge) else Judge(reward)

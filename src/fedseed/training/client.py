@@ -104,6 +104,7 @@ def batches(items: Sequence[Any], size: int, seed: int) -> Iterator[list[Any]]:
         yield list(islice(order, size))
 
 
+@dataclass(eq=False)
 class LocalClient:
     """One client in one round, as a method sees it (`fedseed.methods.client.Client`).
 
@@ -115,23 +116,22 @@ class LocalClient:
         round: the round's number.
         number: the client's number.
         memory: what clients keep from round to round; by default nothing is there.
+        cost: what its work has cost so far.
     """
 
-    def __init__(
-        self, space: ParameterSpace, objective: Objective, items: Sequence[Any], seed: int, round: int, number: int,
-        memory: Memory | None = None,
-    ) -> None:  # fmt: skip
-        self.space = space
-        self.objective = objective
-        self.items = items
-        self.seed = seed
-        self.round = round
-        self.number = number
-        self.memory = memory or Memory()
-        self.cost = ClientCost()
-        self._start: Sequence[torch.Tensor] | None = None
-        self._finer: Sequence[torch.Tensor] | None = None  # the weights now, where the model has only their rounding
-        self._undo: list[Callable[[], None]] = []  # what brings the model back, once something will change it
+    space: ParameterSpace
+    objective: Objective
+    items: Sequence[Any]
+    seed: int
+    round: int
+    number: int
+    memory: Memory = field(default_factory=Memory)
+    cost: ClientCost = field(default_factory=ClientCost)
+    _start: Sequence[torch.Tensor] | None = field(default=None, init=False)
+    # the weights now, where the model has only their rounding
+    _finer: Sequence[torch.Tensor] | None = field(default=None, init=False)
+    # what brings the model back, once something will change it
+    _undo: list[Callable[[], None]] = field(default_factory=list, init=False)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

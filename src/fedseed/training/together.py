@@ -100,9 +100,8 @@ class _Sharing(LocalClient):
     """A client as a method sees it, which shares what it computes."""
 
     def __init__(self, own: LocalClient) -> None:
-        super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number)
+        super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number, own.memory, own.cost)
         self.own = own
-        self.cost = own.cost
 
 
 class SharingLosses(_Sharing):
