@@ -59,20 +59,11 @@ class ChatTemplate:
 
     # -- text --------------------------------------------------------------------------------------------------------
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Message] = (), asking: bool = False) -> str:
-        """Returns a chat as the template writes it.
-
-        Args:
-            messages: the chat.
-            tools: what the assistant may call.
-            asking: with what asks the assistant for an answer after it.
-
-        Raises:
-            ValueError: the template refuses it; with its reason.
-        """
+    def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), asking: bool = False) -> str:
+        """Returns a chat as the template writes it; `asking`: with what asks the assistant for an answer after it."""
         return self._rendered(messages, tools, add_generation_prompt=asking)[0]
 
-    def accepted(self, messages: Sequence[Message]) -> tuple[list[Message], bool]:
+    def _accepted(self, messages: Sequence[Message]) -> tuple[list[Message], bool]:
         """Returns a chat as the template takes it, and whether it was changed for that.
 
         Where the template refuses a system message or leaves it out (Gemma's), it goes before the first user's.
@@ -90,7 +81,7 @@ class ChatTemplate:
         """Returns whether the template writes a system message."""
         system = {"role": "system", "content": PROBE}
         try:
-            return PROBE in self.text([system, {"role": "user", "content": "a"}], asking=True)
+            return PROBE in self._text([system, {"role": "user", "content": "a"}], asking=True)
         except ValueError:
             return False
 
@@ -121,38 +112,29 @@ class ChatTemplate:
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def write(self, messages: Sequence[Message], tools: Sequence[Message], last_only: bool) -> list[Written]:
-        """Returns a chat with the places of its answers; several texts where the template rewrites earlier answers.
-
-        Args:
-            messages: a chat that ends with an answer, as the template takes it.
-            tools: what the assistant may call.
-            last_only: only the last answer is looked for.
-
-        Raises:
-            ValueError: the template refuses the chat, or does not ask for the answer that it writes.
-        """
+    def _write(self, messages: Sequence[Message], tools: Sequence[Message], last_only: bool) -> list[Written]:
+        """Returns a chat with the places of its answers; several texts where the template rewrites earlier answers."""
         if GENERATION.search(self._template(tools)):
             text, marked = self._rendered(messages, tools, return_assistant_tokens_mask=True)
             if not marked:
                 raise ValueError("the chat template marks no answer ({% generation %}) in it")
             return [Written(text, tuple(marked[-1:] if last_only else marked))]
         wanted = answers_of(messages)[-1:] if last_only else answers_of(messages)
-        whole = self.text(messages, tools)
-        found: list[Span] = []
-        alone: list[Written] = []
+        whole = self._text(messages, tools)
+        places: list[Span] = []
+        texts: list[str] = []
         for i in wanted:
-            asked = self.text(messages[:i], tools, asking=True)
-            text = whole if i == len(messages) - 1 else self.text(messages[: i + 1], tools)
-            if not text.startswith(asked):
+            asked = self._text(messages[:i], tools, asking=True)
+            texts.append(whole if i == len(messages) - 1 else self._text(messages[: i + 1], tools))
+            places.append((len(asked), len(texts[-1])))
+            if not texts[-1].startswith(asked):
                 raise ValueError(
                     f"the chat template asks for message {i + 1} with text that it does not write before it "
                     f"({asked[-40:]!r}); give another template with task.chat_template"
                 )
-            alone.append(Written(text, ((len(asked), len(text)),)))
-            if whole.startswith(text):
-                found.append((len(asked), len(text)))
-        return [Written(whole, tuple(found))] if len(found) == len(wanted) else alone
+        if all(map(whole.startswith, texts)):
+            return [Written(whole, tuple(places))]
+        return [Written(text, (place,)) for text, place in zip(texts, places, strict=True)]
 
     # -- tokens ------------------------------------------------------------------------------------------------------
 
@@ -163,13 +145,15 @@ class ChatTemplate:
             ValueError: the template refuses the chat; names the chat and the template's reason.
         """
         try:
-            messages, merged = self.accepted(chat.messages)
-            written = self.write(messages, chat.tools, chat.style.loss_on == "last")
-            remarks = ["system"] if merged else []
-            if len(written) > 1:
-                remarks.append("apart")
-            if any(str(tool.get("function", tool).get("name", "")) not in written[0].text for tool in chat.tools):
-                remarks.append("tools")
+            messages, merged = self._accepted(chat.messages)
+            written = self._write(messages, chat.tools, chat.style.loss_on == "last")
+            named = (str(tool.get("function", tool).get("name", "")) for tool in chat.tools)
+            remarked = {
+                "system": merged,
+                "apart": len(written) > 1,
+                "tools": any(name not in written[0].text for name in named),
+            }
+            remarks = [remark for remark, true in remarked.items() if true]
             return [self._tokens(one, tuple(remarks)) for one in written]
         except ValueError as error:
             raise ValueError(f"{chat.where or repr(chat.prompt[:60])}: {error}") from error
@@ -230,7 +214,7 @@ class ChatTemplate:
         """Returns what token ends an answer; None: none, or the template takes more than a question and an answer."""
         probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         try:
-            tokens = self._tokens(self.write(probe, [], last_only=True)[-1], ())
+            tokens = self._tokens(self._write(probe, [], last_only=True)[-1], ())
         except ValueError:
             return None
         end = tokens.ids[tokens.learnt[-1][1] - 1]

@@ -42,12 +42,8 @@ class MaskedLM(Scoring, TextObjective):
     def _known(self) -> dict[tuple[str, ...], tuple[int, ...]]:
         return {}
 
-    def word_ids(self, words: tuple[str, ...]) -> tuple[int, ...]:
-        """Returns the words' tokens.
-
-        Raises:
-            ValueError: a word is not one token of the tokenizer, or two words are the same token.
-        """
+    def _word_ids(self, words: tuple[str, ...]) -> tuple[int, ...]:
+        """Returns the words' tokens. Raises ValueError if a word is not one token, or two are the same token."""
         if words in self._known:
             return self._known[words]
         ids = []
@@ -62,7 +58,7 @@ class MaskedLM(Scoring, TextObjective):
         return self._known.setdefault(words, tuple(ids))
 
     def items(self, example: Any) -> list[Blank]:
-        words, mask = self.word_ids(example.words), self.tokenizer.mask_token_id
+        words, mask = self._word_ids(example.words), self.tokenizer.mask_token_id
         ids = self.tokenizer(example.text.replace(MASK, self.tokenizer.mask_token))["input_ids"]
         if ids.count(mask) != 1:
             raise ValueError(f"the text must have one {self.tokenizer.mask_token}: {example.text[:60]!r}")
@@ -94,5 +90,5 @@ class NextWords(MaskedLM):
     options: ClassVar[Mapping[str, Any]] = {"use_cache": False}
 
     def items(self, example: Any) -> list[Blank]:
-        words, ids = self.word_ids(example.options), self.prompt_ids(example.prompt)
+        words, ids = self._word_ids(example.options), self.prompt_ids(example.prompt)
         return [Prompted(tuple(ids), len(ids) - 1, words, example.gold)] if len(ids) < self.max_length else []
