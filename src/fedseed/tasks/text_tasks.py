@@ -273,37 +273,30 @@ def _record(row: Record, task: MeZOTask) -> Made:
             yield Choice(prompt, options, right[0], right, teacher_forcing=True)
 
 
-def _squad_rows(path: Path) -> Iterator[Record]:
+def _squad(path: Path) -> Iterator[Record]:
     for article in read_json(path).records("data"):
         title = article.field("title", str)
         for paragraph in article.records("paragraphs"):
             context = paragraph.field("context", str)
             for question in paragraph.records("qas"):
-                yield Record(question.where, {**question.values, "by": title, "context": context})
+                answers = [answer.field("text", str) for answer in question.records("answers")]
+                yield _asked(question, f"Title: {title}\nContext: {context}", answers, title)
 
 
-def _squad(row: Record, task: MeZOTask) -> Made:
-    answers = [answer.field("text", str) for answer in row.records("answers")]
-    title, context, question = (row.field(name, str) for name in ("by", "context", "question"))
-    yield from _answered(f"Title: {title}\nContext: {context}\nQuestion: {question.strip()}", answers)
-
-
-def _drop_rows(path: Path) -> Iterator[Record]:
+def _drop(path: Path) -> Iterator[Record]:
     whole = read_json(path)
     for key in whole.values:
         entry = whole.record(key)
         passage = entry.field("passage", str)
         for question in entry.records("qa_pairs"):
-            yield Record(question.where, {**question.values, "passage": passage, "by": key})
+            more = question.records("validated_answers") if "validated_answers" in question.values else []
+            answers = [text for text in map(_answer, [question.record("answer"), *more]) if text]
+            yield _asked(question, f"Passage: {passage}", answers, key)
 
 
-def _drop(row: Record, task: MeZOTask) -> Made:
-    found = [row.record("answer")]
-    if "validated_answers" in row.values:
-        found += row.records("validated_answers")
-    passage, question = row.field("passage", str), row.field("question", str)
-    answers = [text for text in map(_answer, found) if text]
-    yield from _answered(f"Passage: {passage}\nQuestion: {question.strip()}", answers)
+def _asked(question: Record, about: str, answers: Sequence[str], by: str) -> Record:
+    prompt = f"{about}\nQuestion: {question.field('question', str).strip()}\nAnswer:"
+    return Record(question.where, {"prompt": prompt, "answers": answers, "by": by})
 
 
 def _answer(answer: Record) -> str:
@@ -318,13 +311,13 @@ def _answer(answer: Record) -> str:
     return " ".join(str(date[part]) for part in ("day", "month", "year") if date.get(part))
 
 
-def _answered(prompt: str, answers: Sequence[str]) -> Made:
-    if answers:
-        yield Example(f"{prompt}\nAnswer:", f" {answers[0]}", tuple(dict.fromkeys(answers)), stop="\n")
+def _answered(row: Record, task: MeZOTask) -> Made:
+    if answers := row.values["answers"]:
+        yield Example(row.values["prompt"], f" {answers[0]}", tuple(dict.fromkeys(answers)), stop="\n")
 
 
 EXAMPLES: Mapping[str, Callable[[Record, MeZOTask], Made]] = {
-    "multirc": _multirc, "copa": _copa, "record": _record, "squad": _squad, "drop": _drop
+    "multirc": _multirc, "copa": _copa, "record": _record, "squad": _answered, "drop": _answered
 }  # fmt: skip
 
 
@@ -430,7 +423,7 @@ def _labelled(path: Path) -> Iterator[Record]:
 
 # by task, or a file's ending; rows have "by" for what partitions go by, where that is no class
 READERS: Mapping[str, Callable[[Path], Iterable[Record]]] = {
-    "squad": _squad_rows, "drop": _drop_rows, ".csv": _csv, ".txt": _trees, ".label": _labelled
+    "squad": _squad, "drop": _drop, ".csv": _csv, ".txt": _trees, ".label": _labelled
 }  # fmt: skip
 CLOZE = _prompted("cloze", ClozeTask, pairs=PairTask)
 MEZO = _prompted("mezo", MeZOTask)
