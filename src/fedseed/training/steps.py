@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
+from fedseed.training.streaming import gradients_taken
 from fedseed.weights import stochastic
 from fedseed.weights.moving import PIECE
 from fedseed.weights.vector import Vector, flat, write_back
@@ -186,26 +187,14 @@ class MasterSteps(Steps):
     @contextmanager
     def gathering(self) -> Iterator[None]:
         """Adds gradients up in float32; a 16-bit one is freed as soon as it has arrived."""
+        pairs = [(p, copy) for p, copy in zip(self.vector.parameters, self.weights, strict=True) if copy is not p]
 
-        def arrived(copy: torch.Tensor, p: torch.Tensor) -> None:
-            gradient, p.grad = p.grad, None
-            assert gradient is not None
-            if copy.grad is None:
-                copy.grad = gradient.float()
-            else:
-                copy.grad.add_(gradient)
+        def arrived(number: int, gradient: torch.Tensor) -> None:
+            copy = pairs[number][1]
+            copy.grad = gradient.float() if copy.grad is None else copy.grad.add_(gradient)
 
-        hooks: list[Any] = [
-            p.register_post_accumulate_grad_hook(partial(arrived, copy))  # type: ignore[no-untyped-call]
-            for p, copy in zip(self.vector.parameters, self.weights, strict=True)
-            if copy is not p
-        ]
-        with super().gathering():
-            try:
-                yield
-            finally:
-                for hook in hooks:
-                    hook.remove()
+        with super().gathering(), gradients_taken([p for p, _ in pairs], arrived):
+            yield
 
     @torch.no_grad()
     def _take(self, factor: float) -> None:

@@ -6,7 +6,7 @@ looked-up rows are handed over as rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,9 @@ TakeRows = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
 @contextmanager
-def gradients_taken(parameters: Sequence[torch.Tensor], take: Take, take_rows: TakeRows | None) -> Iterator[None]:
+def gradients_taken(
+    parameters: Sequence[torch.Tensor], take: Take, take_rows: TakeRows | None = None
+) -> Iterator[None]:
     """Makes backward hand each gradient over, while active, instead of keeping it.
 
     Args:
@@ -42,11 +44,8 @@ def gradients_taken(parameters: Sequence[torch.Tensor], take: Take, take_rows: T
         for i, p in enumerate(parameters)
     ]
     try:
-        if take_rows is None:
+        with nullcontext() if take_rows is None else _Rows(parameters, take_rows):
             yield
-        else:
-            with _Rows(parameters, take_rows):
-                yield
     finally:
         for hook in hooks:
             hook.remove()
