@@ -155,10 +155,8 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
     reaching = Reaching(*(getattr(reaching, way) or getattr(there, way) for way in ("nats", "run", "key", "ca")))
     name = run_name(checked, recipe, reaching.run)
     if site.data is not None or site.evaluation_file is not None:
-        given = own or OwnData()
-        own = replace(
-            given, path=site.data or given.path, evaluation_file=site.evaluation_file or given.evaluation_file
-        )
+        given = told.data
+        own = OwnData(site.data or given.path, site.evaluation_file or given.evaluation_file, given.evaluation)
     way = transport(reaching.reach(checked, names[0]), name)
     folder = site.out or told.out
     from fedseed.models.loading import quiet  # torch from here on
