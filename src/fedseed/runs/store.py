@@ -278,7 +278,12 @@ class OrbitStore(StepStore):
         self._writer = OrbitWriter(self.path, self.header, resume=there)
         if self._writer.cut is not None:
             warn(self._writer.cut)
-        records = self._read(self._writer) if there else []
+        records: list[Record] = []
+        if there:
+            orbit = self._writer.take()
+            if orbit.header.first > 1:
+                raise OrbitError(f"{self.path} is compacted: a run can't go on from it")
+            records += orbit.steps()
         common = min(logged.last, len(records))
         if list(logged.payloads[:common]) != [record.payload for record in records[:common]]:
             raise FedseedError(f"{self.path} and the server's run {logged.run} hold different steps")
@@ -292,12 +297,6 @@ class OrbitStore(StepStore):
         contents = self.coordinator.catch_up(record.payload for record in records)
         self._take_outcome(len(records), warn)
         return Restored(len(records), contents, records, unlogged)
-
-    def _read(self, writer: OrbitWriter) -> list[Record]:
-        orbit = writer.take()
-        if orbit.header.first > 1:
-            raise OrbitError(f"{self.path} is compacted: a run can't go on from it")
-        return list(orbit.steps())
 
     def _take_outcome(self, number: int, warn: Callable[[str], None]) -> None:
         """Take up what the aggregation rule remembers, if it remembers anything; without a file it begins anew."""
