@@ -1,0 +1,134 @@
+"""Tables, a CSV of each run and a picture of what `fedseed compare examples/real/NAME-sweep.toml` left.
+
+    python examples/real/table.py runs/debian [--sweep NAME-sweep.toml] [--csv FILE] [--picture FILE]
+
+Of each line the point with the least validation loss with the first seed counts, as in the sweep. Differences to FedAvg
+are paired over seeds (`fedseed_papers.statistics`). What is not finished is left out, and the number of seeds says so.
+"""
+
+import argparse
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fedseed.experiments.sweeps import read_sweep, slug
+from fedseed_papers import statistics
+
+HEAD = (
+    "deal",
+    "line",
+    "setting",
+    "seed",
+    "accuracy",
+    "loss",
+    "accuracy before",
+    "validation loss",
+    "bytes up",
+    "passes",
+)
+Runs = Mapping[tuple[str, str], Mapping[int, dict[str, Any]]]
+
+
+def read(folder: Path) -> list[list[Any]]:
+    """Returns a row as `HEAD` says of each finished run in a sweep's folder."""
+    rows = []
+    for path in sorted(folder.glob("*/*/**/seed-*/summary.json")):
+        said, (deal, line, *point, seed, _) = json.loads(path.read_text()), path.relative_to(folder).parts
+        final, passes = said["final"], said["forward_passes"] + 2 * said["backward_passes"]
+        rows.append([deal, line, " ".join(point), int(seed.removeprefix("seed-")), final["accuracy"], final["loss"],
+                     said["baseline"]["accuracy"], final["validation_loss"], said["payload_bytes_up"],
+                     passes])  # fmt: skip
+    return rows
+
+
+def chosen(rows: list[list[Any]], choose_in: str) -> Runs:
+    """Returns each line's runs at its best point, by deal and line, then by seed."""
+    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for line in {row[1] for row in rows}:
+        tried = {row[2]: row[7] for row in rows if (row[0], row[1], row[3]) == (choose_in, line, 1)}
+        best = min(tried, key=lambda point: tried[point], default=None)
+        for row in rows:
+            if row[1:3] == [line, best]:
+                found[row[0], line][row[3]] = dict(zip(HEAD, row, strict=True))
+    return found
+
+
+def shown(values: list[float], digits: int = 1) -> str:
+    """Returns mean, deviation and number of some values."""
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread} ({len(values)})" if values else "-"
+
+
+def table(found: Runs, lines: list[str], deal: str) -> str:
+    """Returns a deal's table in Markdown; numbers of seeds stand in brackets."""
+    rows = [
+        "| | rate | accuracy (seeds) | loss | bytes up | to FedAvg's accuracy, 95% interval |",
+        "|---|---|---|---|---|---|",
+    ]
+    bound = {seed: run["accuracy"] for seed, run in found.get((deal, slug("FedAvg")), {}).items()}
+    for label in lines:
+        runs = found.get((deal, slug(label)), {})
+        mine = {seed: run["accuracy"] for seed, run in runs.items() if seed in bound}
+        evidence = (
+            statistics.ahead(mine, {seed: bound[seed] for seed in mine}) if label != "FedAvg" else statistics.NOTHING
+        )
+        said = "" if evidence is statistics.NOTHING else statistics.told(evidence, evidence.p).rstrip(".")
+        first = next(iter(runs.values()), None)
+        rate, sent = ("-", "-") if first is None else (first["setting"].rpartition("=")[2], f"{first['bytes up']:,.0f}")
+        accuracy = shown([run["accuracy"] for run in runs.values()])
+        loss = shown([run["loss"] for run in runs.values()], 3).partition(" (")[0]
+        rows.append(f"| {label} | {rate} | {accuracy} | {loss} | {sent} | {said} |")
+    return "\n".join(rows)
+
+
+def draw(found: Runs, lines: list[str], deals: list[str], path: Path) -> None:
+    """Draws what each line gains over the base: a dot for a run, a bar for the mean."""
+    from matplotlib import pyplot as plt
+
+    figure, grid = plt.subplots(1, len(deals), figsize=(5.2 * len(deals), 3.6), sharey=True)
+    for axes, deal in zip(grid, deals, strict=True):
+        for number, label in enumerate(reversed(lines)):
+            gains = [
+                run["accuracy"] - run["accuracy before"] for run in found.get((slug(deal), slug(label)), {}).values()
+            ]
+            if gains:
+                axes.barh(number, fmean(gains), color="C0", alpha=0.35)
+                axes.plot(gains, [number] * len(gains), "o", color="C0", markersize=3.5)
+        axes.set_yticks(range(len(lines)), [*reversed(lines)])
+        axes.axvline(0, color="0.4", linewidth=0.8)
+        axes.set_title(deal, fontsize=10)
+        axes.set_xlabel("gain in accuracy over zero-shot, points")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Prints the tables and writes the files that are asked for."""
+    asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    asked.add_argument("folder", type=Path)
+    asked.add_argument("--sweep", type=Path, default=Path(__file__).parent / "debian-sweep.toml")
+    asked.add_argument("--csv", type=Path)
+    asked.add_argument("--picture", type=Path)
+    said = asked.parse_args()
+    sweep, rows = read_sweep(said.sweep), read(said.folder)
+    deals, lines = [scenario.name for scenario in sweep.scenarios], [run.label for run in sweep.runs]
+    found = chosen(rows, slug(sweep.choose_in or deals[0]))
+    if said.csv:
+        said.csv.parent.mkdir(parents=True, exist_ok=True)
+        with said.csv.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([HEAD, *rows])
+    for deal in deals:
+        before = [run["accuracy before"] for runs in found.values() for run in runs.values()]
+        print(f"\n{deal}: zero-shot {before[0]:.1f}\n\n{table(found, lines, slug(deal))}")
+    if said.picture:
+        draw(found, lines, deals, said.picture)
+
+
+if __name__ == "__main__":
+    main()
