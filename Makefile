@@ -1,4 +1,4 @@
-# make quickstart   sets up what is missing, then tunes the project's own base with Ferret beside FedAvg
+# make quickstart   sets up what is missing, then tunes the project's own base with FedAvg, Ferret, and Ferret in bits
 # make check        before a commit: style, types, the quick tests
 # make test         style, and all that a user relies on
 # make slow         types, and the rest of the tests: wider matrices, long series of kills
@@ -50,7 +50,7 @@ $(VENV)/ready: pyproject.toml papers/pyproject.toml
 
 quickstart: setup
 	@rm -rf $(QUICKSTART)
-	@$(BIN)/fedseed compare quickstart-fedavg quickstart-ferret --out $(QUICKSTART)
+	@$(BIN)/fedseed compare quickstart-fedavg quickstart-ferret quickstart-bits --out $(QUICKSTART)
 
 lint: setup
 	$(style)
