@@ -89,8 +89,11 @@ def draw(found: Runs, lines: list[str], deals: list[str], path: Path) -> None:
     """Draws what each line gains over the base: a dot for a run, a bar for the mean."""
     from matplotlib import pyplot as plt
 
-    figure, grid = plt.subplots(1, len(deals), figsize=(5.2 * len(deals), 3.6), sharey=True)
-    for axes, deal in zip(grid, deals, strict=True):
+    deals = [deal for deal in deals if any(key[0] == slug(deal) for key in found)]
+    lines = [label for label in lines if any(key[1] == slug(label) for key in found)]
+    size = (5.2 * len(deals), 1 + 0.3 * len(lines))
+    figure, grid = plt.subplots(1, len(deals), figsize=size, sharey=True, squeeze=False)
+    for axes, deal in zip(grid[0], deals, strict=True):
         for number, label in enumerate(reversed(lines)):
             gains = [
                 run["accuracy"] - run["accuracy before"] for run in found.get((slug(deal), slug(label)), {}).values()
