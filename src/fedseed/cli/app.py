@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -143,6 +143,32 @@ def run(
         answer({**summary, "folder": str(folder)})
 
 
+@grouped
+def tune_rate(
+    recipe: RecipeArgument,
+    write: Annotated[bool, typer.Option("--write", help="Write the rate into the recipe's file.")] = False,
+    *,
+    reading: ReadingForDevice,
+    telling: Telling,
+) -> None:
+    """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's passes."""
+    checked, shown = reading.read(recipe), telling.screen()
+    if write and not Path(recipe).is_file():
+        raise RecipeError(f"--write: {recipe} comes with fedseed; copy it, or give the rate with --set")
+    from fedseed.models.loading import quiet
+    from fedseed.runs.rates import find_rate, write_rate
+
+    quiet()
+    found = find_rate(checked, say=lambda text: say(text, shown))
+    say(f"{found.passes:,} passes, {found.passes / found.whole:.1%} of the run's", shown)
+    say(f"--set {found.key}={found.rate:g}", shown)
+    if write:
+        write_rate(Path(recipe), found)
+        say(f"{recipe}: {found.key} = {found.rate:g}", shown)
+    if telling.as_json:
+        answer(asdict(found))
+
+
 @dataclass(frozen=True)
 class Swept:
     """What `compare` takes beside recipes: seeds, grids, ablations, runs at a time."""
@@ -242,7 +268,7 @@ def _run(
     from fedseed.runs.folder import discard
 
     quiet()
-    federation = build(recipe, folder, Shown(shown), running.workers, running.threads)
+    federation = build(recipe, folder, Shown(shown), running.workers, running.threads, resume=resume)
     if running.overwrite:  # now that nothing of the recipe is wrong
         discard(folder)
     return federation.run(resume, extend).summary
@@ -257,13 +283,14 @@ def _check_no_sweep(recipe: str) -> None:
 
 
 GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Begin": (looking.new, run, results.evaluate, results.generate, results.export),
+    "Begin": (looking.new, tune_rate, run, results.evaluate, results.generate, results.export),
     "Federate": (network.keys, network.serve, network.join, network.status, pages.watch, verify),
     "Look": (pages.report, compare, looking.list_, looking.explain, looking.preview, looking.partition, looking.bench),
 }
 for group, commands in GROUPS.items():
     for command in commands:
-        app.command(command.__name__.rstrip("_"), rich_help_panel=group)(command)
+        name = command.__name__.rstrip("_").replace("_", "-")
+        app.command(name, rich_help_panel=group)(command)
 app.add_typer(orbit_app, name="orbit", rich_help_panel="Orbits")
 
 

@@ -16,6 +16,7 @@ from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of
 from fedseed.runs.learner import hosted_of
 from fedseed.runs.parties import joined, load_data, load_parties
+from fedseed.runs.rates import find_rate, settled, with_rate
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
@@ -68,6 +69,7 @@ def build(
     workers: int | None = None,
     threads: int | None = None,
     data: TaskData | None = None,
+    resume: bool = False,
 ) -> Federation:
     """Load model and data of a recipe and put the federation together.
 
@@ -78,6 +80,7 @@ def build(
         workers: local processes that the clients are dealt to; None: all is done in this one.
         threads: that each process computes with while it runs.
         data: all clients' examples, in place of the task's, and what is evaluated; workers would load the task's.
+        resume: a rate that the run in the folder has looked for is taken.
 
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
@@ -95,6 +98,13 @@ def build(
     count = len(data.clients)
     logger.info("data of %s loaded in %.1f s: %d clients", recipe.task.name, time.perf_counter() - began, count)
     recipe.federation.check(count)
+    if recipe.tune_rate:
+        recipe = settled(recipe, Path(out)) if resume and out is not None else recipe
+    if recipe.tune_rate:
+        say: Callable[[str], None] = (lambda text: None) if progress is None else progress.note
+        found = find_rate(recipe, data, say)
+        say(f"{found.key} = {found.rate:g}, found with {found.passes / found.whole:.0%} of the run's passes")
+        recipe = with_rate(recipe, found.rate)
     per_round = recipe.federation.count(count)
     team = None
     if workers is not None:
@@ -139,6 +149,8 @@ def host(
     Raises:
         RecipeError: the model can't be had, or does not fit the data or the method; there are too few clients.
     """
+    if recipe.tune_rate:
+        raise RecipeError('learning_rate = "auto" is for a simulation (fedseed tune-rate): over a network set it')
     attack, attackers = recipe.attack, list[int]()
     if attack is not None:
         if attack.clients > len(names):

@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from math import nan
 from typing import Any, ClassVar
 
 from fedseed.errors import FedseedError, RecipeError
@@ -218,10 +219,11 @@ class Run(ABC):
                         "rates, or look at who sends what (its metrics say what was refused)"
                     )
                 if (still := stopping.standing(metrics, settings.rounds)) is not None and still[0] == line.round:
+                    key, rate = rate_of(settings.method) or ("its rate", nan)
                     self.progress.warn(
                         f"round {still[0]}: the loss has hardly moved, from {still[1]:.5g} to {still[2]:.5g}: at this "
-                        f"pace the run tunes nothing. Most likely {_rate(settings.method)} is too small for this "
-                        "model: try ten times as much"
+                        f"pace the run tunes nothing. Most likely {key} = {rate:g} is too small for this model: "
+                        "`fedseed tune-rate RECIPE` finds another"
                     )
                 if (moved := line.metrics.get("weights_moved")) is not None:  # in the first round
                     self.progress.warn(f"round {line.round}: {rounding_warning(moved)}")
@@ -384,8 +386,8 @@ class Run(ABC):
         }
 
 
-def _rate(method: Method) -> str:
-    """Returns the key that sets how far a method's steps go, with its value."""
+def rate_of(method: Method) -> tuple[str, float] | None:
+    """Returns the key that sets how far a method's steps go, and its value; None: there is none."""
     places = ("method.learning_rate", method), ("method.training.learning_rate", getattr(method, "training", None))
     found = ((key, getattr(settings, "learning_rate", None)) for key, settings in places)
-    return next((f"{key} = {rate:g}" for key, rate in found if rate is not None), "its rate")
+    return next(((key, rate) for key, rate in found if rate is not None), None)

@@ -81,6 +81,8 @@ class NetworkRun(Run):
     ) -> None:  # fmt: skip
         super().__init__(progress or Silent())
         self._exporter = exporter
+        if recipe.tune_rate:
+            raise RecipeError('learning_rate = "auto" is for a simulation (fedseed tune-rate): over a network set it')
         if recipe.attack is not None and recipe.attack.kind in SIMULATED:
             raise RecipeError(
                 f'attack.kind = "{recipe.attack.kind}": such clients know what others send, and what the coordinator '

@@ -154,6 +154,15 @@ def find_beside(data: dict[str, Any], folder: Path) -> None:
                 table[key] = str(folder / place)
 
 
+def take_auto(data: dict[str, Any]) -> None:
+    """Let learning_rate = "auto" of a method be `tune_rate`, and the rate what it is by default."""
+    method = data.get("method")
+    for table in (method, method.get("training") if isinstance(method, dict) else None):
+        if isinstance(table, dict) and table.get("learning_rate") == "auto":
+            del table["learning_rate"]
+            data["tune_rate"] = True
+
+
 def place_reward(data: dict[str, Any], path: Path, trust: bool, folder: Path | None) -> None:
     """Give the recipe's reward function the place of its file, if it may be run.
 
@@ -378,6 +387,8 @@ class Recipe(Table):
         task: the data: which of the tasks.
         federation: who takes part in a round, and the network.
         method: which of the methods; the other keys are its settings.
+        tune_rate: look for the method's learning rate by short runs before the first round (docs/choosing.md); so does
+            learning_rate = "auto" in [method] or [method.training].
         aggregation: how the answers of a round are combined.
         bounds: how far from the others a client, or a step, may be.
         privacy: differential privacy of what clients send; without this table there is none but DP-FeedSign's.
@@ -397,6 +408,7 @@ class Recipe(Table):
     task: AnyTask = InstructionsTask()
     federation: FederationSettings = FederationSettings()
     method: AnyMethod
+    tune_rate: Annotated[bool, INCIDENTAL] = False
     aggregation: AnyRule = Mean()
     bounds: Bounds = Bounds()
     privacy: PrivacySettings | None = None
@@ -534,6 +546,7 @@ def read_recipe(
     overridden(data, overrides, lambda key: key == "plugins")  # they decide what else there can be
     load_plugins(data, path, plugins, trust_plugins)
     overridden(data, overrides, lambda key: key != "plugins")
+    take_auto(data)
     typed = any(pair.partition("=")[0].replace(" ", "") == "reward.function" for pair in overrides)
     place_reward(data, path, typed or trust_plugins, None if typed else path.parent)
     try:

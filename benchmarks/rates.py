@@ -1,0 +1,166 @@
+"""Does `fedseed tune-rate` find the rate that a full grid would? Eight small models, tasks and methods.
+
+    python benchmarks/rates.py [--out runs/rates.json]
+
+Of each a full run with the rate that is found, and full runs with nine rates over four decades; the loss on held-out
+examples decides, whose validation examples the search has not seen. What is in the file already is not run again.
+"""
+
+import argparse
+import json
+import tempfile
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from fedseed.errors import FedseedError
+from fedseed.models.loading import quiet
+from fedseed.runs.assembly import build
+from fedseed.runs.rates import find_rate, with_rate
+from fedseed.runs.recipe import Recipe, read_recipe
+
+WORDS = [
+    "<pad>",
+    "</s>",
+    "<unk>",
+    "Count",
+    "plus",
+    "is",
+    "the",
+    "film",
+    "was",
+    "great",
+    "good",
+    "bad",
+    "poor",
+    "fine",
+    "story",
+    "a",
+    "very",
+    "so",
+    "0",
+    "1",
+    "2",
+    "3",
+    "4",
+    "5",
+    "6",
+    "7",
+    "8",
+    "9",
+]
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "opt": {"hidden_size": 48, "word_embed_proj_dim": 48, "ffn_dim": 96, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "max_position_embeddings": 64},
+}  # fmt: skip
+ZEROTH = [10 ** (-6 + 0.5 * i) for i in range(9)]  # 1e-6 to 1e-2
+FIRST = [10 ** (-4 + 0.5 * i) for i in range(9)]  # 1e-4 to 1
+# what it is: base, task, settings, grid
+PAIRS: dict[str, tuple[str, str, list[str], list[float]]] = {
+    "words, words, feedsign": ("words", "words", ["rounds=200", 'method={name="feedsign",batch=8}'], ZEROTH),
+    "words, words, ferret": ("words", "words", ["rounds=12", 'method={name="ferret",directions=2000,seeds="shared"}',
+                                                 "method.training={steps=8,batch=8}"], FIRST),
+    "digits, digits, fedavg": ("digits", "digits", ["rounds=12", 'method={name="fedavg"}',
+                               'method.training={steps=6,batch=16,optimizer="sgd"}', 'model.trainable="head"'], FIRST),
+    "digits, digits, zo-fedsgd": ("digits", "digits", ["rounds=200", 'method={name="zo-fedsgd",batch=16}',
+                                                       'model.trainable="head"'], ZEROTH),
+    "llama, labels, mezo": ("llama", "labels", ["rounds=300", 'method={name="mezo",estimates=4,batch=8}'], ZEROTH),
+    "gpt2, labels, fedkseed": ("gpt2", "labels", ["rounds=15", 'method={name="fedkseed",candidates=256,steps=20}',
+                                                  "method.batch=8"], ZEROTH),
+    "gpt2, sums, fedavg": ("gpt2", "sums", ["rounds=12", 'method={name="fedavg"}',
+                                            "method.training={steps=10,batch=8}"], FIRST),
+    "opt, sums, ferret": ("opt", "sums", ["rounds=15", 'method={name="ferret",directions=4000,seeds="shared"}',
+                                          "method.training={steps=10,batch=8}"], FIRST),
+}  # fmt: skip
+
+
+def base(folder: Path, kind: str) -> str:
+    """A random base of a kind, with a tokenizer of whole words."""
+    if not (folder / kind).exists():
+        tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder / kind)
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model(kind, vocab_size=len(WORDS), eos_token_id=1, pad_token_id=0,
+                                                   bos_token_id=1, **SIZES[kind])  # fmt: skip
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / kind)
+    return str(folder / kind)
+
+
+def data(folder: Path, task: str) -> str:
+    """Three clients' files of a task."""
+    (folder / task).mkdir(exist_ok=True)
+    for n, name in enumerate(("north", "south", "east")):
+        rows = []
+        for i in range(120):
+            if task == "sums":
+                a, b = (i + n) % 5, (i // 5 + n) % 5
+                rows.append({"prompt": f"Count {a} plus {b} is", "completion": f" {a + b}"})
+            else:
+                word, good = (["great", "good", "fine", "bad", "poor"][(i + n) % 5], (i + n) % 5 < 3)
+                thing = ("film", "story")[i % 2]
+                rows.append({"text": f"the {thing} was {['very', 'so', 'a'][i % 3]} {word}", "label": str(int(good))})
+        (folder / task / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(folder / task)
+
+
+def recipe_of(folder: Path, name: str) -> Recipe:
+    """The recipe of a pair."""
+    kind, task, settings, _ = PAIRS[name]
+    where = base(folder, kind) if kind in SIZES else kind
+    own = task in ("sums", "labels")
+    told = f'name="files",path="{data(folder, task)}",validation=0.1,evaluation=0.2' if own else f'name="{task}"'
+    text = [f'model.base="{where}"', f"task={{{told}}}", *settings, "evaluation.every=1000", "evaluation.rouge=false"]
+    (folder / "empty.toml").write_text("")
+    return read_recipe(folder / "empty.toml", text)
+
+
+def loss_after(recipe: Recipe) -> tuple[float, float]:
+    """Held-out loss before and after a run."""
+    try:
+        summary = build(recipe).run().summary
+    except FedseedError:
+        return float("nan"), float("inf")
+    after = summary["final"]["loss"]
+    return summary["baseline"]["loss"], after if isfinite(after) else float("inf")
+
+
+def main() -> None:
+    """Run what is missing and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, default=Path("runs/rates.json"))
+    args = parser.parse_args()
+    quiet()
+    torch.set_num_threads(1)
+    done: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    print("| pair | rate | start | passes | before | after | best of nine | at | share of its gain |\n|" + "---|" * 9)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (_, _, _, grid) in PAIRS.items():
+            recipe, kept = recipe_of(Path(folder), name), done.setdefault(name, {})
+            if "rate" not in kept:  # delete it from the file to search again
+                found = find_rate(recipe, say=lambda text: None)
+                before, after = loss_after(with_rate(recipe, found.rate))
+                kept |= {"rate": found.rate, "start": found.start, "share": found.passes / found.whole}
+                kept |= {"before": before, "after": after, "grid": kept.get("grid", {})}
+            for rate in grid:
+                if f"{rate:.3g}" not in kept["grid"]:
+                    kept["grid"][f"{rate:.3g}"] = loss_after(with_rate(recipe, rate))[1]
+                    args.out.write_text(json.dumps(done, indent=1))
+            best = min(kept["grid"], key=kept["grid"].__getitem__)
+            lowest, start = kept["grid"][best], kept["start"]
+            gain = (kept["before"] - kept["after"]) / (kept["before"] - lowest)
+            print(f"| {name} | {kept['rate']:.2g} | {'-' if start is None else format(start, '.2g')} | "
+                  f"{kept['share']:.0%} | {kept['before']:.3f} | {kept['after']:.3f} | {lowest:.3f} | {best} | "
+                  f"{gain:.0%} |", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

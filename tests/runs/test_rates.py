@@ -1,0 +1,109 @@
+"""A learning rate is found by short runs: `fedseed tune-rate`, and learning_rate = "auto"."""
+
+import json
+from math import isfinite
+
+import pytest
+
+from fedseed import Federation
+from fedseed.errors import RecipeError
+from fedseed.runs.rates import Found, find_rate, with_rate, write_rate
+from fedseed.runs.recipe import read_recipe
+from support import command, text_bases
+from support.instruction_files import write_lines
+from support.tiers import mark
+
+STEPS = "rounds = 150\nevaluation.every = 150\n"
+ROUNDS = "rounds = 8\nevaluation.every = 8\n"
+METHODS = {  # nobody has tuned these for the base below
+    "feedsign": STEPS, "zo-fedsgd": STEPS, "mezo": STEPS, "fedkseed": ROUNDS, "fedmezo": ROUNDS, "fedzo": ROUNDS,
+    "ferret": ROUNDS, "fedavg": ROUNDS, "fedsgd": ROUNDS, "topk": ROUNDS, "sign": ROUNDS, "fedit": ROUNDS,
+}  # fmt: skip
+EXTRA = {
+    "fedkseed": "candidates = 64\nsteps = 20\n", "fedmezo": "steps = 20\n", "fedzo": "steps = 20\nestimates = 4\n",
+    "ferret": 'directions = 500\nbasis = "hadamard"\n', "mezo": "estimates = 4\n",
+}  # fmt: skip
+
+
+def recipe(folder, method, rate='"auto"'):
+    base = text_bases.write(folder / "base", "llama")
+    for name in ("north", "south", "east"):
+        rows = [{"text": text, "label": ("positive", "negative")[i % 2]} for i, text in enumerate(text_bases.TEXTS)]
+        write_lines(folder / "data" / f"{name}.jsonl", rows * 3)
+    first_order = method in ("ferret", "fedavg", "topk", "sign", "fedit")
+    training = f"[method.training]\nlearning_rate = {rate}\nsteps = 6\nbatch = 4\n"
+    own = training if first_order else f"learning_rate = {rate}\n"
+    text = (
+        f'{METHODS[method]}[model]\nbase = "{base}"\n[task]\nname = "files"\npath = "{folder / "data"}"\n'
+        f'[method]\nname = "{method}"\n{EXTRA.get(method, "")}{own}'
+    )
+    (folder / "recipe.toml").write_text(text)
+    return folder / "recipe.toml"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", mark(METHODS, lambda name: name not in ("feedsign", "fedkseed", "ferret", "fedavg")))
+def test_auto_moves_the_loss_of_a_model_that_nobody_tuned_for(method, tmp_path):
+    path = recipe(tmp_path, method)
+    result = Federation.from_file(path, out=tmp_path / "run", progress=False).run()
+    before, after = (result.summary[when]["loss"] for when in ("baseline", "final"))
+    assert after < 0.97 * before
+    written = read_recipe(tmp_path / "run" / "recipe.toml")
+    assert not written.tune_rate  # it has the rate that was found
+    again = Federation.from_file(tmp_path / "run" / "recipe.toml", progress=False).run()
+    assert again.summary["weights_digest"] == result.summary["weights_digest"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["feedsign", "ferret"])
+def test_wherever_it_starts_it_ends_near_the_same_rate_and_within_its_share(method, tmp_path):
+    """From defaults that are wrong by a factor of a thousand either way."""
+    found = [find_rate(read_recipe(recipe(tmp_path, method, rate)), say=str) for rate in ("1e-6", "1e-3", "1.0")]
+    rates = [one.rate for one in found]
+    assert max(rates) <= 10 * min(rates)
+    for one in found:
+        assert one.passes <= 0.2 * one.whole  # whole rounds of such a short run; a tenth where there are more
+        assert min(loss for _, _, loss in one.trials) < one.before and isfinite(one.before)
+
+
+def test_the_command_writes_the_recipe_s_line(tmp_path):
+    path = recipe(tmp_path, "feedsign", "1e-9  # too small")
+    done = command.fedseed("tune-rate", path, "--write", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["key"] == "method.learning_rate" and found["rate"] > 1e-6
+    assert read_recipe(path).method.learning_rate == pytest.approx(found["rate"])
+    assert "# too small" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('rounds = 1\n[method]\nname = "mezo"\n', '[method]\nlearning_rate = 0.5\nname = "mezo"'),
+        ('[method]\nlearning_rate = "auto" # x\nname = "mezo"\n[task]\n', "[method]\nlearning_rate = 0.5 # x\n"),
+        ('[method]\nname = "mezo"\n[task]\nlearning_rate = 1\n', "[task]\nlearning_rate = 1\n"),
+    ],
+)
+def test_the_line_is_written_where_it_belongs(text, expected, tmp_path):
+    (tmp_path / "a.toml").write_text(text)
+    write_rate(tmp_path / "a.toml", Found("method.learning_rate", 0.5))
+    assert expected in (tmp_path / "a.toml").read_text()
+
+
+def test_what_can_not_be_tuned_is_said(tmp_path):
+    path = recipe(tmp_path, "ferret")
+    private = [
+        "privacy.level=client",
+        "privacy.clip=1.0",
+        "privacy.noise=1.0",
+        "method.seeds=shared",
+        "method.allocation=size",
+    ]
+    with pytest.raises(RecipeError, match="set a rate"):
+        find_rate(read_recipe(path, private), say=str)
+    (tmp_path / "b.toml").write_text('method = { name = "mezo", learning_rate = 1e-3 }\n')
+    with pytest.raises(RecipeError, match=r"no line for the rate .* write \[method\] learning_rate = 0.5"):
+        write_rate(tmp_path / "b.toml", Found("method.learning_rate", 0.5))
+    done = command.fedseed("serve", path, "--nats", "nats://127.0.0.1:1", cwd=tmp_path)
+    assert done.returncode == 2 and 'learning_rate = "auto" is for a simulation' in done.stderr
+    assert with_rate(read_recipe(path), 0.25).method.training.learning_rate == 0.25
