@@ -193,7 +193,8 @@ class Inquiry:
             if now >= resend:
                 if alive:
                     asked = [*late, *([] if evaluator is None else [evaluator])]
-                    about = question(number, each or evaluator, digest)
+                    hashed = {} if digest else {"digest": False}  # that they are hashed is not said
+                    about = Question(round=number, evaluate=each or evaluator or None, **hashed)
                     await session.end.broadcast(b"A" + about.encode(), asked)
                 else:
                     await session.call()
@@ -242,8 +243,3 @@ class Inquiry:
         line.processes = len(reports)  # whose seconds are added up
         for phase, seconds in spent.seconds.items():
             line.seconds[phase] = line.seconds.get(phase, 0.0) + seconds
-
-
-def question(number: int, evaluate: str | bool | None, digest: bool) -> Question:
-    """Returns what is asked about the weights after a round; that they are hashed is not said."""
-    return Question(round=number, evaluate=evaluate or None, **({} if digest else {"digest": False}))

@@ -64,19 +64,15 @@ class Rejected:
             self._kept[sender, reason] = self._kept.get((sender, reason), 0) + 1
             self._kept.move_to_end((sender, reason))
             self._reasons[sender] += new
-            self._drop()
+            if len(self._kept) > MOST_KEPT:  # the reason that has not come up for longest is forgotten, not its count
+                (oldest, _), count = self._kept.popitem(last=False)
+                self._others[oldest] = self._others.get(oldest, 0) + count
+                self._reasons[oldest] -= 1
         if new and self._told < MOST_TOLD:
             self._told += 1
             self._progress.warn(f"a message of {sender} is refused: {reason}")
             if self._told == MOST_TOLD:
                 self._progress.warn(f"further refusals: fedseed status {self._run}")
-
-    def _drop(self) -> None:
-        """Forgets the reason that has not come up for the longest time, if there are too many, but not its count."""
-        if len(self._kept) > MOST_KEPT:
-            (sender, _), count = self._kept.popitem(last=False)
-            self._others[sender] = self._others.get(sender, 0) + count
-            self._reasons[sender] -= 1
 
     def since(self) -> int:
         """Returns how many refusals there were since the last call."""
