@@ -28,7 +28,7 @@ ROUNDING = 1e-12  # a squared distance this far below the squared lengths is wha
 
 
 def columns(part: Part) -> Iterator[Matrix]:
-    """Some entries of all vectors at a time, in double precision, (n, m)."""
+    """Yields some entries of all vectors at a time, in double precision, (n, m)."""
     check_vectors(part, [0.0] * len(part))
     step = max(1, AT_A_TIME // len(part))
     for lo in range(0, len(part[0]), step):
@@ -39,7 +39,7 @@ def columns(part: Part) -> Iterator[Matrix]:
 
 
 def gram_of(parts: Iterable[Part], n: int) -> Matrix:
-    """All products of two of n vectors, (n, n)."""
+    """Returns all products of two of n vectors, (n, n)."""
     total = np.zeros((n, n))
     for part in parts:
         for points in columns(part):
@@ -48,7 +48,7 @@ def gram_of(parts: Iterable[Part], n: int) -> Matrix:
 
 
 def applied(mixing: Matrix | None, points: Matrix) -> Matrix:
-    """M X; where M does nothing but scale, without a product of matrices."""
+    """Returns M X; where M does nothing but scale, without a product of matrices."""
     if mixing is None:
         return points
     scales = np.diagonal(mixing)
@@ -58,12 +58,12 @@ def applied(mixing: Matrix | None, points: Matrix) -> Matrix:
 
 
 def mixed(mixing: Matrix | None, gram: Matrix) -> Matrix:
-    """The products of M X from those of X."""
+    """Returns the products of M X from those of X."""
     return applied(mixing, applied(mixing, gram).T)
 
 
 def bordered(mixing: Matrix, one_more: bool) -> Matrix:
-    """M for n vectors, and possibly one more, which stays as it is."""
+    """Returns M for n vectors, and possibly one more, which stays as it is."""
     if not one_more:
         return mixing
     rows, cols = mixing.shape
@@ -73,12 +73,12 @@ def bordered(mixing: Matrix, one_more: bool) -> Matrix:
 
 
 def lengths(gram: Matrix) -> NDArray[np.float64]:
-    """|x_i|, (n,)."""
+    """Returns |x_i|, (n,)."""
     return np.sqrt(np.maximum(np.diagonal(gram), 0.0))
 
 
 def squared_distances(gram: Matrix) -> Matrix:
-    """|x_i - x_j|^2, (n, n)."""
+    """Returns |x_i - x_j|^2, (n, n)."""
     squares = np.diagonal(gram)
     sums = squares[:, None] + squares[None]
     found = sums - 2 * gram
@@ -87,7 +87,7 @@ def squared_distances(gram: Matrix) -> Matrix:
 
 
 def distances_to(gram: Matrix, point: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """|x_i - z| for z = sum_j a_j x_j, (n,).
+    """Returns |x_i - z| for z = sum_j a_j x_j, (n,).
 
     Args:
         gram: the products.
@@ -101,7 +101,7 @@ def distances_to(gram: Matrix, point: NDArray[np.floating[Any]]) -> NDArray[np.f
 
 
 def nearest_neighbours(gram: Matrix, liars: int) -> Matrix:
-    """Nearest-neighbour mixing, (n, n). Of vectors that are as near the first ones count.
+    """Returns nearest-neighbour mixing, (n, n). Of vectors that are as near the first ones count.
 
     Args:
         gram: the products of two vectors, (n, n).
@@ -118,7 +118,7 @@ def nearest_neighbours(gram: Matrix, liars: int) -> Matrix:
 
 
 def buckets(n: int, size: int, seed: int, round: int) -> Matrix:
-    """Bucketing, (n / s rounded up, n).
+    """Returns bucketing, (n / s rounded up, n).
 
     Args:
         n: how many vectors.
@@ -135,7 +135,7 @@ def buckets(n: int, size: int, seed: int, round: int) -> Matrix:
 
 
 def adaptive_clipping(gram: Matrix, liars: int) -> Matrix:
-    """ARC, (n, n).
+    """Returns ARC, (n, n).
 
     Args:
         gram: the products of two vectors, (n, n).

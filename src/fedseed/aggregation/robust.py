@@ -60,12 +60,12 @@ class Robust(AggregationRule):
 
     @property
     def fewest(self) -> int:
-        """Vectors that the rule itself needs: more honest ones than others."""
+        """Returns how many vectors the rule itself needs: more honest ones than others."""
         return 2 * self.liars + 1
 
     @property
     def least(self) -> int:
-        """Answers that a round needs: of n the rule sees n / s after "bucketing", and each liar may spoil a bucket."""
+        """Returns how many answers a round needs: "bucketing" makes n / s of n, and each liar may spoil a bucket."""
         least = self.fewest
         for step in reversed(self.before):
             least = (least - 1) * self.bucket + 1 if step == "bucketing" else max(least, 2 * self.liars + 1)
@@ -92,7 +92,7 @@ class Robust(AggregationRule):
         return outcome
 
     def combine_parts(self, parts: Iterable[Part], weights: Sequence[float], past: Past) -> Iterator[Vector]:
-        """The same of long vectors: once for lengths and distances, once for the outcome."""
+        """Yields the same of long vectors: once for lengths and distances, once for the outcome."""
         n, known = len(weights), past.outcome if self.remembers else None
         if problem := self.shortage(n):
             raise ValueError(problem)
@@ -110,7 +110,7 @@ class Robust(AggregationRule):
             yield outcome
 
     def _mixing(self, gram: Matrix | None, n: int, past: Past) -> Matrix | None:
-        """M, (n', n): what is done before the rule, all steps together; None: nothing."""
+        """Returns M, (n', n): what is done before the rule, all steps together; None: nothing."""
         total: Matrix | None = None
         for step in self.before:
             count = n if total is None else len(total)
@@ -129,7 +129,7 @@ class Entrywise(Robust):
 
     @abstractmethod
     def entries(self, points: Matrix) -> Vector:
-        """The outcome's entries from the vectors', (n, m)."""
+        """Returns the outcome's entries from the vectors', (n, m)."""
 
     def _outcome(self, gram: Matrix | None, mixing: Matrix | None, past: bool) -> Callable[[Matrix], Vector]:
         return lambda points: self.entries(applied(mixing, points))
@@ -144,7 +144,7 @@ class Geometric(Robust):
 
     @abstractmethod
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        """What the outcome has of each vector.
+        """Returns what the outcome has of each vector.
 
         Args:
             gram: all products of two vectors, (n, n); with `past` the last round's outcome is the last of them.

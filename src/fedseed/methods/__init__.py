@@ -43,7 +43,7 @@ REGISTRY: Registry[type[Method]] = Registry(
 
 
 def without_gradients(method: Method) -> str | None:
-    """Why a method can't be given rewards in place of losses; None: it can."""
+    """Returns why a method can't be given rewards in place of losses; None: it can."""
     if not method.needs_gradients:
         return None
     others = ", ".join(entry.name for entry in REGISTRY.entries() if not entry.thing.needs_gradients)

@@ -21,26 +21,26 @@ class Client(Protocol):
     # -- data ----------------------------------------------------------------------------------------------------
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Endless batches of the client's examples, in an order that (seed, round, client) decides."""
+        """Yields endless batches of the client's examples, in an order that (seed, round, client) decides."""
 
     # -- zeroth order --------------------------------------------------------------------------------------------
 
     def estimates(
         self, method: Any, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
     ) -> list[Any]:
-        """The estimates along some directions, as a zeroth-order method measures them (`ZerothOrder.measured`)."""
+        """Returns the estimates along some directions, as the method measures them (`ZerothOrder.measured`)."""
 
     def loss(self, items: Sequence[Any]) -> float:
-        """The mean loss over all terms of `items` at the weights as they are; one forward pass."""
+        """Returns the mean loss over all terms of `items` at the weights as they are; one forward pass."""
 
     def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
-        """The same at w + scale * direction(k)."""
+        """Returns the mean loss over all terms of `items` at w + scale * direction(k)."""
 
     def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
-        """The mean loss over each item's own terms at w + scale * direction(k); 0: at the weights as they are."""
+        """Returns the mean loss over each item's own terms at w + scale * direction(k); scale may be 0."""
 
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
-        """The mean losses over all terms of n equal parts of `items`; one forward pass over all of them.
+        """Returns the mean losses over all terms of n equal parts of `items`; one forward pass over all of them.
 
         Args:
             basis: where the directions come from.
@@ -50,13 +50,13 @@ class Client(Protocol):
         """
 
     def apply(self, change: Change) -> None:
-        """Change the weights, for a local step."""
+        """Changes the weights, for a local step."""
 
     def skip(self, reason: str) -> None:
         """Count a local step that was not usable."""
 
     def autocast(self, dtype: Autocast | None) -> AbstractContextManager[None]:
-        """Inside, forward passes compute in a 16-bit dtype what they may; None: they do not."""
+        """Makes forward passes inside compute in a 16-bit dtype what they may; None: they do not."""
 
     # -- first order ---------------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class Client(Protocol):
         """Train the weights in place. Raises NonFiniteError if a loss is not finite."""
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
-        """The gradient of the mean loss over one batch (None: all examples) as bytes; and how many terms that has."""
+        """Returns the gradient of one batch's mean loss (None: of all examples) as bytes, and the terms that has."""
 
     def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
         """Train with plain SGD; V^T (w_start - w_end), summed up gradient by gradient. Raises NonFiniteError."""
@@ -72,24 +72,24 @@ class Client(Protocol):
     # -- what training has changed -------------------------------------------------------------------------------
 
     def change_norms(self) -> NDArray[np.float64]:
-        """|w_start - w_now| for each block."""
+        """Returns |w_start - w_now| for each block."""
 
     def project_change(self, basis: Basis, counts: Sequence[int]) -> list[Floats]:
-        """V^T (w_start - w_now), counts[l] directions for block l."""
+        """Returns V^T (w_start - w_now), counts[l] directions for block l."""
 
     def difference(self) -> Floats:
-        """w_start - w_now as one vector of length d, which the caller may change."""
+        """Returns w_start - w_now as one vector of length d, which the caller may change."""
 
     def weights(self) -> bytes:
-        """All trainable tensors as they are, in order, in their own dtypes (rounded to them if need be)."""
+        """Returns all trainable tensors as they are, in order, in their own dtypes (rounded to them if need be)."""
 
     # -- what it remembers from round to round -----------------------------------------------------------------------
 
     def recall(self) -> Floats | None:
-        """What it kept when it last took part in a round before this one, length d; None: nothing yet."""
+        """Returns what it kept when it last took part in a round before this one, length d; None: nothing yet."""
 
     def keep(self, vector: Floats) -> None:
-        """Keep a vector of length d for later rounds; the same round again keeps another in its place."""
+        """Keeps a vector of length d for later rounds; the same round again keeps another in its place."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Count the time spent inside under this name."""

@@ -45,7 +45,7 @@ class Averaged(Dense):
         return self.global_rate
 
     def average(self, state: DenseState, answers: Answers) -> Iterator[NDArray[np.float64]]:
-        """sum_i c_i w_i, piece by piece, in double precision."""
+        """Yields sum_i c_i w_i, piece by piece, in double precision."""
         return state.combine(answers, lambda update: update.data, of_moves=True)
 
     def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
@@ -53,7 +53,7 @@ class Averaged(Dense):
             yield mean - before
 
     def aggregate(self, state: Any, answers: Answers) -> Any:
-        """Plain averaging needs no old weights: the mean, rounded once to each tensor's dtype."""
+        """Returns the mean, rounded once to each tensor's dtype; plain averaging needs no old weights."""
         if not answers or self.server != "average" or self.global_rate != 1.0:
             return super().aggregate(state, answers)
         return rounded(state.layout, self.average(state, answers), self.rounding_of(state, answers))
@@ -74,7 +74,7 @@ class FedAvg(Averaged):
 
     @property
     def keeps_small_steps(self) -> bool:  # type: ignore[override]
-        """An average of weights that were rounded stochastically lies between two: rounded to nearest it would be w."""
+        """Returns whether clients round so: their average lies between two numbers, and the nearest would be w."""
         return self.training.small_steps != "nearest"
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:

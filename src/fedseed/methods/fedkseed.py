@@ -50,7 +50,7 @@ class Pairs(Scalars):
     scalars: Annotated[NDArray[np.float32], Array("f4", "n")]
 
     def check(self, about: About) -> None:
-        """At most T n, candidates of the pool, possible scalars."""
+        """Refuses more than T n pairs, candidates that the pool has not, and scalars that no loss can have given."""
         most, candidates = about.lookup("steps") * about.lookup("population"), about.lookup("candidates")
         if not 1 <= len(self.indices) <= most:
             raise MessageError(f"{8 * len(self.indices)} bytes of pairs: from 8 to {8 * most}, 8 for each")
@@ -86,7 +86,7 @@ class Accumulated(Payload):
     uses: Annotated[Uses | None, Array("u4", "candidates", when="importance")] = None
 
     def size(self, about: About) -> float:
-        """That of what has been added: the largest sum of projections, with the weights multiplied in."""
+        """Returns how large the addition is: the largest sum of projections, with the weights multiplied in."""
         added = self.accumulator.astype(np.float64) - about.lookup("step").accumulator
         return max(1.0, float(np.abs(added).max())) if added.any() else 0.0
 
@@ -99,7 +99,7 @@ class FedKSeedState(State):
 
     @property
     def pool(self) -> int:
-        """The integer that names the pool."""
+        """Returns the integer that names the pool."""
         return self.round_seed() & 0xFFFFFFFF
 
 
@@ -137,11 +137,11 @@ class FedKSeed(Population):
         return FedKSeedState(layout, seed, Accumulated(zeros, *counted))
 
     def plan(self, state: FedKSeedState, round: Round) -> Pool:
-        """Everything a client needs: with the base it knows the model, whatever it missed."""
+        """Returns all that a client needs: with the base it knows the model, whatever it missed."""
         return Pool(state.pool, state.step.accumulator, probabilities(state.step) if self.importance else None)
 
     def train(self, state: FedKSeedState, plan: Pool, client: Client) -> Pairs:
-        """T zeroth-order steps from the plan's model (Algorithm 1, ClientTraining)."""
+        """Takes T zeroth-order steps from the plan's model (Algorithm 1, ClientTraining)."""
         basis = self.directions(plan.seed)
         order = state.client_seed(client.round, client.number)
         own = plan.accumulator.copy()
@@ -162,7 +162,7 @@ class FedKSeed(Population):
         return Pairs(np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32))
 
     def draw(self, plan: Pool, seed: int) -> NDArray[np.int64]:
-        """n candidates for each of T steps, uniformly or by the plan's probabilities, decided by `seed`."""
+        """Returns n candidates for each of T steps, uniformly or by the plan's probabilities, decided by `seed`."""
         numbers = draws(seed, self.steps * self.population)
         if plan.probabilities is None:
             return (numbers % np.uint64(self.candidates)).astype(np.int64)
@@ -206,7 +206,7 @@ class FedKSeed(Population):
 
 
 def probabilities(step: Accumulated) -> NDArray[np.float32]:
-    """p = softmax(minmax(psi)), psi_j = mean |rho_j| (Eq. 13).
+    """Returns p = softmax(minmax(psi)), psi_j = mean |rho_j| (Eq. 13).
 
     A candidate that nobody has used yet has no psi: it counts as the mean of the others, not as zero.
     """

@@ -83,7 +83,7 @@ class FedMeZO(Averaged, Population):
         return self
 
     def plan(self, state: FedMeZOState, round: Round) -> Nothing | Rate:
-        """The client's rate, rounded to single precision as it is sent (Eq. 15); nothing where all have the same."""
+        """Returns the client's rate, in single precision as it is sent (Eq. 15); nothing where all have the same."""
         if self.personal == "constant":
             return Nothing()
         known = {c: state.signals[c] for c in round.clients if c in state.signals}
@@ -93,7 +93,7 @@ class FedMeZO(Averaged, Population):
         return Rate(float(np.float32(self.learning_rate * (1 + self.alpha * at))))
 
     def train(self, state: FedMeZOState, plan: Nothing | Rate, client: Client) -> Trace | Weights:
-        """H steps along directions of the client's own seed; a step without a usable loss is left out."""
+        """Takes H steps along directions of the client's own seed; a step without a usable loss is left out."""
         seed, n = self.seed_of(state, client.round, client.number), self.population
         basis = self.directions(seed)
         rate = (plan.rate if isinstance(plan, Rate) else self.learning_rate) * self.factor(client.round)
@@ -113,13 +113,13 @@ class FedMeZO(Averaged, Population):
         return state.round_seed(number) if self.seeds == "shared" else state.client_seed(number, client)
 
     def aggregate(self, state: FedMeZOState, answers: Answers) -> Any:
-        """The pairs side by side, or their mean if clients share directions; or the average of the weights."""
+        """Returns the pairs side by side, or their mean if clients share directions; or the average of the weights."""
         if self.travel == "tensors":
             return super().aggregate(state, answers)
         return Traces.of(answers, self.seeds == "shared")
 
     def change(self, state: FedMeZOState, step: Any) -> Change:
-        """The clients' steps taken again; or the weights' average."""
+        """Takes the clients' steps again; or takes the weights' average."""
         if self.travel == "tensors":
             return super().change(state, step)
         bases = [self.directions(self.seed_of(state, state.done + 1, part.client)) for part in step.parts]

@@ -45,7 +45,7 @@ class Gradient(WholeTensors):
 
     @classmethod
     def before(cls, about: About) -> None:
-        """Gradients are vectors as they are."""
+        """Returns None: gradients are vectors as they are."""
 
     def check(self, about: About) -> None:
         if self.terms < 1:
@@ -93,6 +93,6 @@ class FedSGD(Dense):
         return Gradient(terms, data)
 
     def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
-        """-sum_i c_i g_i."""
+        """Yields -sum_i c_i g_i."""
         for mean in state.combine(answers, lambda update: update.data):
             yield -mean

@@ -42,7 +42,7 @@ class FedZO(Averaged, Population):
     small_steps: Literal["nearest", "stochastic"] = "nearest"
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
-        """T steps along directions of the client's own seed, then the weights."""
+        """Takes T steps along directions of the client's own seed, and sends the weights."""
         seed = state.client_seed(client.round, client.number)
         basis, count = self.directions(seed), self.estimates * self.population
         draws = [range(t * count, (t + 1) * count) for t in range(self.steps)]

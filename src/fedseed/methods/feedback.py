@@ -31,12 +31,12 @@ CHUNK = 4096  # entries of a vector that are compressed together; its last chunk
 
 
 def chunks_of(size: int) -> int:
-    """Chunks of a vector of `size` entries."""
+    """Returns how many chunks a vector of `size` entries has."""
     return -(-size // CHUNK)
 
 
 def halved(values: NDArray[Any]) -> Floats:
-    """Numbers as they are after they have travelled as bfloat16."""
+    """Returns numbers as they are after they have travelled as bfloat16."""
     return to_floats(from_floats(values.astype(np.float32), "bfloat16"), "bfloat16")
 
 
@@ -58,11 +58,11 @@ class Feedback(Method):
 
     @abstractmethod
     def compressed(self, state: Any, vector: Floats, round: int) -> Payload:
-        """C(p), of a vector of length d."""
+        """Returns C(p), of a vector of length d."""
 
     @abstractmethod
     def sent(self, state: Any, update: Any, round: int) -> list[Patch]:
-        """q, as everybody will read it from the update."""
+        """Returns q, as everybody will read it from the update."""
 
     def train(self, state: Any, plan: Nothing, client: Client) -> Payload:
         """Train locally, compress the change and what was left out before, remember what is left out now."""

@@ -76,7 +76,7 @@ class FeedSign(Population, Stepwise):
         return self.votes_per_round * self.population
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Votes:
-        """The signs of the client's projections (Eq. 2); a loss that is not finite makes the client abstain."""
+        """Takes the signs of the client's projections (Eq. 2); a loss that is not finite makes the client abstain."""
         items, n = next(client.batches(self.batch)), self.population
         basis, along = self.directions(state.seed), self.indices(client.round)
         groups = [along[at : at + n] for at in range(0, self.per_step, n)]
@@ -84,7 +84,7 @@ class FeedSign(Population, Stepwise):
         return Votes(self._settled(np.array(rho), state, client.round))
 
     def aggregate(self, state: StepState, answers: Answers) -> Votes:
-        """Majority for each direction (Eq. 4); of another rule's outcome the sign."""
+        """Takes the majority for each direction (Eq. 4); of another rule's outcome the sign."""
         if not answers:
             return Votes(np.zeros(0, dtype=np.int8))
         return Votes(self._settled(answers.tally([update.signs for update in answers.updates]), state, answers.round))
@@ -97,10 +97,10 @@ class FeedSign(Population, Stepwise):
         return self.count(state, step.signs)
 
     def _settled(self, values: NDArray[Any], state: StepState, number: int) -> Signs:
-        """The signs of values, of zeros the step's coins."""
+        """Returns the signs of values, of zeros the step's coins."""
         zero, signs = values == 0, np.sign(values)
         return (np.where(zero, self.coins(state, number), signs) if zero.any() else signs).astype(np.int8)
 
     def coins(self, state: StepState, number: int) -> Signs:
-        """The step's coins, one per vote; everybody knows them."""
+        """Returns the step's coins, one per vote; everybody knows them."""
         return coins(state.seed, number, self.per_step)

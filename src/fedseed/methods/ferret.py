@@ -87,7 +87,7 @@ class Coefficients(Summand):
 
     @classmethod
     def of(cls, vector: NDArray[Any], about: About) -> "Coefficients":
-        """With the round's seed; blocks without the zeros at their ends where a change decides how long they are."""
+        """Returns it with the round's seed; where changes decide how long blocks are, without zeros at their ends."""
         least = [1 if about.lookup("allocation") in BY_CHANGE else len(vector)] * len(about.state.layout.block_sizes)
         return cls(about.method.round_seed(about.state, about.round), _split(vector, about, least))
 

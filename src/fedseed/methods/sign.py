@@ -72,17 +72,17 @@ class PackedBits(Array):
 
 
 def turn_of(round: int, every: int) -> int:
-    """Which chunks a round is about."""
+    """Returns which chunks a round is about."""
     return (round - 1) % every
 
 
 def chosen(turn: int, every: int, size: int) -> range:
-    """The chunks of a turn."""
+    """Returns the chunks of a turn."""
     return range(turn, chunks_of(size), every)
 
 
 def entries_in(chunks: range, size: int) -> int:
-    """How many entries some chunks have; only the vector's last one is short."""
+    """Returns how many entries some chunks have; only the vector's last one is short."""
     short = -size % CHUNK if len(chunks) and chunks[-1] == chunks_of(size) - 1 else 0
     return len(chunks) * CHUNK - short
 

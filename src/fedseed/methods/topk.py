@@ -42,7 +42,7 @@ Places = NDArray[np.uint16]
 
 
 def pack(numbers: NDArray[Any], width: int) -> bytes:
-    """Numbers of `width` bits each (1 to 16) next to each other, lowest bit first, padded with zeros to whole bytes."""
+    """Returns the bytes of numbers of `width` bits each (1 to 16), lowest bit first, with zeros up to whole bytes."""
     parts = []
     for lo in range(0, len(numbers), 8 * _GROUPS):
         part = np.ascontiguousarray(numbers[lo : lo + 8 * _GROUPS].astype("<u2"))
@@ -52,12 +52,12 @@ def pack(numbers: NDArray[Any], width: int) -> bytes:
 
 
 def packed_bytes(count: int, width: int) -> int:
-    """Bytes that `pack` makes."""
+    """Returns how many bytes `pack` makes."""
     return -(-count * width // 8)
 
 
 def unpack(data: bytes, width: int, count: int) -> Places:
-    """The inverse of `pack`. Raises MessageError: not so many bytes, or a padding bit is set."""
+    """Reads what `pack` wrote. Raises MessageError: not so many bytes, or a padding bit is set."""
     check_bits(data, count, f"numbers of {width} bits", width)
     numbers = np.zeros(count, dtype=np.uint16)
     for lo in range(0, count, 8 * _GROUPS):
@@ -151,19 +151,19 @@ class TopKState(State):
 
     @property
     def chunks(self) -> int:
-        """How many the vector has."""
+        """Returns how many chunks the vector has."""
         return chunks_of(self.layout.size)
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """k of each chunk."""
+        """Returns k of each chunk."""
         sizes = np.full(self.chunks, CHUNK)
         sizes[-1] = self.layout.size - CHUNK * (self.chunks - 1)
         return np.maximum(1, np.rint(self.share * sizes)).astype(np.int64)
 
     @property
     def entries(self) -> int:
-        """All of them."""
+        """Returns how many entries are kept in all."""
         return int(self.counts.sum())
 
 
@@ -278,7 +278,7 @@ class TopK(Feedback):
         return [update.patch(state.counts)]
 
     def aggregate(self, state: TopKState, answers: Answers) -> Combined:
-        """The clients' entries combined, some chunks at a time; an entry that a client has not sent is 0 there."""
+        """Combines the clients' entries, some chunks at a time; an entry that a client has not sent is 0 there."""
         if not answers:
             return Combined.of(np.zeros(0, np.int64), np.zeros(0, np.float32), 0)
         sent = [update.patch(state.counts) for update in answers.updates]
@@ -298,7 +298,7 @@ class TopK(Feedback):
 
 
 def _dense(sent: Sequence[Patch], size: int) -> Iterator[list[NDArray[np.float64]]]:
-    """Some chunks of each client's vector at a time."""
+    """Yields some chunks of each client's vector at a time."""
     for lo in range(0, size, _TOGETHER * CHUNK):
         hi = min(lo + _TOGETHER * CHUNK, size)
         dense = []
@@ -311,7 +311,7 @@ def _dense(sent: Sequence[Patch], size: int) -> Iterator[list[NDArray[np.float64
 
 
 def quantized(magnitudes: NDArray[np.float64], most: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Q of each row: its scale, and each entry's level from 1 to `most`."""
+    """Returns Q of each row: its scale, and each entry's level from 1 to `most`."""
     least = np.finfo(np.float32).tiny
     scale = np.maximum(magnitudes.max(axis=1) / most, least)
     for _ in range(_TURNS):
@@ -321,7 +321,7 @@ def quantized(magnitudes: NDArray[np.float64], most: int) -> tuple[NDArray[np.fl
 
 
 def _chunks(vector: Floats, state: TopKState) -> Iterator[tuple[Floats, int]]:
-    """Chunks of one length as rows, and how many entries are kept of each."""
+    """Yields chunks of one length as rows, and how many entries are kept of each."""
     whole = len(vector) // CHUNK
     for lo in range(0, whole, _TOGETHER):
         hi = min(whole, lo + _TOGETHER)

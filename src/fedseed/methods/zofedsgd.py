@@ -64,7 +64,7 @@ class Projections(Scalars):
     scalars: Annotated[Floats, Array("f4", "m", each="population")]
 
     def check(self, about: About) -> None:
-        """One population in an update, or in a step with a shared seed; none only if nobody answered."""
+        """Refuses all but one population in an update, or in a step with a shared seed; none: nobody answered."""
         n = about.lookup("population")
         most = n if about.kind == "update" or self.indices is None else None
         if (most is not None and len(self.scalars) > most) or (about.kind == "update" and not len(self.scalars)):
@@ -129,7 +129,7 @@ class ZOFedSGD(Population, Stepwise):
 
     @property
     def own_seeds(self) -> bool:
-        """Whether each client takes a direction of its own."""
+        """Returns whether each client takes a direction of its own."""
         return self.seeds == "own"
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Projections:
@@ -142,7 +142,7 @@ class ZOFedSGD(Population, Stepwise):
         return self.update_type(np.array([one.rho for one in found], dtype=np.float32), indices=indices)
 
     def aggregate(self, state: StepState, answers: Answers) -> Projections:
-        """Own seeds: each client's scalars, its weight multiplied in; shared: the mean. Steps carry full floats."""
+        """Returns each client's scalars, its weight multiplied in, or with shared seeds the mean, in full floats."""
         n = self.population
         if self.own_seeds:
             scalars = np.array([c * rho / n for _, c, u in answers for rho in u.scalars.tolist()], dtype=np.float32)
@@ -159,7 +159,7 @@ class ZOFedSGD(Population, Stepwise):
         return self.count(state, step.scalars, self._own_terms(state, step))
 
     def _own_terms(self, state: StepState, step: Projections) -> list[Term] | None:
-        """The step's sum along the clients' own directions; None: they share one."""
+        """Returns the step's sum along the clients' own directions; None: they share one."""
         if step.indices is None:
             return None
         basis = self.directions(state.seed)

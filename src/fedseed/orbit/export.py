@@ -18,7 +18,7 @@ PROBES = ("a", "Say north 3.", "  Two blanks,\n\na tab\tand 12,345: caf\u00e9 \u
 
 
 def check_free(folder: Path) -> None:
-    """Check that there is room for a model, before work is put into one.
+    """Checks that there is room for a model, before work is put into one.
 
     Raises:
         FedseedError: the folder holds a model, or is a file.
@@ -30,7 +30,7 @@ def check_free(folder: Path) -> None:
 
 
 def check_tokens(folder: Path, tokenizer: Any) -> None:
-    """Check that a tokenizer, as it was written, makes the tokens and chats of the one that was trained with.
+    """Checks that a tokenizer, as it was written, makes the tokens and chats of the one that was trained with.
 
     Args:
         folder: where it was written.
@@ -56,7 +56,7 @@ def check_tokens(folder: Path, tokenizer: Any) -> None:
 
 
 def export_model(folder: Path, model: Any, processor: Any, header: Header, facts: Facts, merge: bool = False) -> None:
-    """Write a tuned model into a folder, as a whole or not at all.
+    """Writes a tuned model into a folder, as a whole or not at all.
 
     With an adapter the folder holds the adapter alone (`peft` loads it onto the base), unless it is merged.
 

@@ -79,7 +79,7 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
 
 
 def check_base(header: Header, found: str) -> None:
-    """Raise OrbitError if the base has another digest than the orbit's."""
+    """Raises OrbitError if the base has another digest than the orbit's."""
     if found != header.base_digest:
         raise OrbitError(f"another base: its digest is {found}, the orbit's base has {header.base_digest}")
 
@@ -92,7 +92,7 @@ def catch_up(
     progress: OnStep | None = None,
     check_all: bool = False,
 ) -> State:
-    """Apply recorded steps, and compare the weights with the digests recorded with them.
+    """Applies recorded steps, and compares the weights with the digests recorded with them.
 
     Args:
         method: the method.

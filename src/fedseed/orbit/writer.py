@@ -57,7 +57,7 @@ class OrbitWriter:
         return orbit
 
     def append(self, record: Record, sync: bool = True) -> None:
-        """Write one step.
+        """Writes one step.
 
         Args:
             record: the step.
@@ -77,11 +77,11 @@ class OrbitWriter:
         self._link, self.last, self._digest = after, record.round, record.digest
 
     def sync(self) -> None:
-        """Bring everything to the disk."""
+        """Brings everything to the disk."""
         self._file.sync()
 
     def close(self) -> None:
-        """The run is over: the file is ended; a step-by-step method's records are packed, in one go.
+        """Ends the file, as the run is over; a step-by-step method's records are packed, in one go.
 
         Raises:
             StorageError: it can't be written; the file is as before.
@@ -97,5 +97,5 @@ class OrbitWriter:
         self.release()
 
     def release(self) -> None:
-        """Close the file as it is."""
+        """Closes the file as it is."""
         self._file.close()

@@ -31,7 +31,7 @@ LARGEST_SIGMA = 1 << 44  # up to which g, as a double, is as near as that
 
 
 def below(limit: int, count: int, random: Bytes = os.urandom) -> Whole:
-    """Whole numbers from 0 to limit - 1, each as likely.
+    """Returns whole numbers from 0 to limit - 1, each as likely.
 
     Args:
         limit: from 1 to 2^62.
@@ -48,7 +48,7 @@ def below(limit: int, count: int, random: Bytes = os.urandom) -> Whole:
 
 
 def discrete_gaussian(sigma: int, count: int, random: Bytes = os.urandom) -> Whole:
-    """Whole numbers of the discrete Gaussian distribution around 0.
+    """Returns whole numbers of the discrete Gaussian distribution around 0.
 
     Args:
         sigma: from 1 to 2^44, the distribution's parameter: very nearly its deviation.
@@ -82,7 +82,7 @@ def discrete_gaussian(sigma: int, count: int, random: Bytes = os.urandom) -> Who
 
 
 def _discrete_laplace(scale: int, count: int, random: Bytes) -> Whole:
-    """Whole numbers y with odds in proportion to e^(-|y| / scale)."""
+    """Returns whole numbers y with odds in proportion to e^(-|y| / scale)."""
     found = np.empty(count, dtype=np.int64)
     missing = np.arange(count)
     while len(missing):
@@ -97,7 +97,7 @@ def _discrete_laplace(scale: int, count: int, random: Bytes) -> Whole:
 
 
 def _geometric(count: int, random: Bytes) -> Whole:
-    """How often an event of probability e^-1 happens in a row."""
+    """Returns how often an event of probability e^-1 happens in a row."""
     found = np.zeros(count, dtype=np.int64)
     going = np.arange(count)
     while len(going):
@@ -107,7 +107,7 @@ def _geometric(count: int, random: Bytes) -> Whole:
 
 
 def happen(about: NDArray[np.float64], exactly: Fractions, random: Bytes = os.urandom) -> NDArray[np.bool_]:
-    """Whether events happen that have probabilities e^-g.
+    """Returns whether events happen that have probabilities e^-g.
 
     Args:
         about: each g as a double.
@@ -123,7 +123,7 @@ def happen(about: NDArray[np.float64], exactly: Fractions, random: Bytes = os.ur
 
 
 def is_below(bits: int, above: int, under: int, random: Bytes = os.urandom) -> bool:
-    """Whether a uniform number is below e^-g, where its first 64 bits are known.
+    """Returns whether a uniform number is below e^-g, where its first 64 bits are known.
 
     Args:
         bits: those 64 bits.
@@ -147,7 +147,7 @@ def is_below(bits: int, above: int, under: int, random: Bytes = os.urandom) -> b
 
 
 def _exponential(above: int, under: int, digits: int) -> tuple[Decimal, Decimal]:
-    """Two numbers that e^-(above / under) is between, so many digits long."""
+    """Returns two numbers that e^-(above / under) is between, so many digits long."""
     least, most = (Context(prec=digits, rounding=way) for way in (ROUND_FLOOR, ROUND_CEILING))
     a, b = Decimal(above), Decimal(under)
     near = Context(prec=digits)  # exp rounds to nearest whatever the context says: one more unit either way
@@ -162,7 +162,7 @@ def _words(count: int, random: Bytes) -> NDArray[np.uint64]:
 
 
 def private_batches(items: Sequence[Any], size: int, privacy: PrivacySettings, order: int) -> Iterator[list[Any]]:
-    """Endless batches where `[privacy]` protects each example: none is in a batch twice.
+    """Yields endless batches where `[privacy]` protects each example: none is in a batch twice.
 
     none       in the order of a seed that everybody knows; a pass ends with a batch that has no room left beside it
     fixed      a batch's size of them without replacement, each set as likely

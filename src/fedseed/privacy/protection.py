@@ -336,7 +336,7 @@ class _Voting(_Wrapped):
     """A client that has something to say in any case: a direction whose losses are not usable counts as one of 0."""
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """The client's; empty ones where it has no example."""
+        """Yields the client's batches; empty ones where it has no example."""
         with suppress(NonFiniteError):
             yield from self.inner.batches(size)
         while True:
@@ -365,7 +365,7 @@ class _Measuring(_Wrapped):
         self.mechanism = mechanism
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """As `[privacy]` has them drawn, no example twice in one; they may be smaller, or empty."""
+        """Yields batches as `[privacy]` has them drawn, no example twice in one; they may be smaller, or empty."""
         inner = self.inner
         order = derive(inner.seed, Domain.DATA_ORDER, inner.round, inner.number)
         return private_batches(inner.items, size, self.mechanism.settings, order)

@@ -71,13 +71,13 @@ class Mechanism(Protocol):
 
     @property
     def affordable(self) -> int | None:
-        """The largest count within the budget; None: there is no budget."""
+        """Returns the largest count within the budget; None: there is no budget."""
         return None
 
     def counted(self, rounds: int) -> dict[str, Any]:
-        """Privacy spent in so many rounds or turns, for `status`: answered in no time."""
+        """Returns privacy spent in so many rounds or turns, for `status`: answered in no time."""
         ...
 
     def spent(self, rounds: int) -> dict[str, Any]:
-        """The same and what a tighter account finds, for `summary.json`."""
+        """Returns the same and what a tighter account finds, for `summary.json`."""
         ...

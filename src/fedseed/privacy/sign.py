@@ -39,7 +39,7 @@ class PrivateSign(Mechanism):
     random: Bytes = os.urandom
 
     def draw(self, sums: Sequence[int] | NDArray[Any]) -> list[int]:
-        """+1 or -1 for each sum S of votes, exactly with the odds of Eq. 21.
+        """Returns +1 or -1 for each sum S of votes, exactly with the odds of Eq. 21.
 
         Of a fair coin's outcomes the likely one is always kept, the other with probability e^-(eps |S| / 2).
         """
@@ -58,7 +58,7 @@ class PrivateSign(Mechanism):
         return found.tolist()
 
     def log_chance(self, sums: NDArray[Any], signs: NDArray[np.integer[Any]]) -> float:
-        """log P(draw(sums) = signs)."""
+        """Returns log P(draw(sums) = signs)."""
         return float(-np.logaddexp(0.0, -0.5 * self.epsilon * sums * signs).sum())
 
     def counted(self, rounds: int) -> dict[str, float]:
@@ -66,7 +66,7 @@ class PrivateSign(Mechanism):
         return {"epsilon_per_vote": self.epsilon, "votes": votes, "epsilon_pure": votes * self.epsilon}
 
     def spent(self, rounds: int) -> dict[str, Any]:
-        """Over T votes: T epsilon by plain composition, and the tighter epsilon at delta = 1e-5.
+        """Returns, over T votes, T epsilon by plain composition, and the tighter epsilon at delta = 1e-5.
 
         Both are of another client's data in place of one's (`adjacency`). The latter is what the privacy loss
         distributions of the `dp-accounting` package give.
@@ -77,7 +77,7 @@ class PrivateSign(Mechanism):
 
 
 def _composed(epsilon: float, votes: int) -> float:
-    """Epsilon at delta of so many votes, by their privacy loss distribution; infinite where it can't be computed.
+    """Returns epsilon at delta of so many votes, by their privacy loss distribution; infinite: it can't be computed.
 
     A vote moves S by 2, so the odds' logarithm t by epsilon, whatever t is: that bounds more than (epsilon, 0)-privacy
     does (Dong, Durfee, Rogers, "Optimal Differential Privacy Composition for Exponential Mechanisms", ICML 2020). The
