@@ -153,13 +153,13 @@ class FilesTask(Task):
 
     def load_own(self, name: str, own: OwnData, alone: bool = True) -> TaskData:
         file, changed = own.evaluation_file or self.evaluation_file, self.model_dump()
+        changed["path"] = _own_place(str(own.path or self.path), name, alone, file)
         if self.shares_evaluation:  # opened by whoever is asked to evaluate
-            changed.update(evaluation_file=None, evaluation=0.0)
+            changed |= {"evaluation_file": None, "evaluation": 0.0}
         elif file is not None:
-            changed.update(evaluation_file=str(file))
-        if own.evaluation is not None and file is None:
-            changed.update(evaluation=own.evaluation)
-        changed.update(path=_own_place(str(own.path or self.path), name, alone, file))
+            changed["evaluation_file"] = str(file)
+        elif own.evaluation is not None:
+            changed["evaluation"] = own.evaluation
         # what it holds out depends on its name, not on who else takes part
         data = FilesTask.model_validate(changed).load_party(name, zlib.crc32(name.encode()) >> 1)
         notes = [*data.notes, *([] if self.shares_evaluation else [f"{len(data.evaluation['']):,} held-out examples"])]
