@@ -6,7 +6,7 @@ the federated clients, and ``heldout`` families are never met as instructions at
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from random import Random
 from typing import Any
 
@@ -34,7 +34,7 @@ class Instance:
     content: str = field(default="", repr=False, compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """A kind of question: many wordings (`ask`), many instances, one way of answering."""
 
@@ -87,19 +87,24 @@ def instances(chosen: Family, count: int, seed: int | str = 0, start: int = 0) -
 
     The sequence of a seed is fixed: ranges of it that do not overlap share no question.
     """
+    return list(_sequence(chosen, start + count, seed)[start:])
+
+
+@lru_cache(maxsize=512)  # a sweep's runs draw the same ones
+def _sequence(chosen: Family, end: int, seed: int | str) -> tuple[Instance, ...]:
     # A string seed is hashed by content, so the sequence is the same anywhere.
     rng = Random(f"fedseed-family/{chosen.name}/{seed}")
     found: dict[str, Instance] = {}
     misses = 0
-    while len(found) < start + count:
+    while len(found) < end:
         instance = chosen.generate(rng)
         misses = misses + 1 if instance.content in found else 0
         if misses > _PATIENCE:
             raise ValueError(
-                f"family {chosen.name!r} has only about {len(found)} distinct instances, {start + count} were asked for"
+                f"family {chosen.name!r} has only about {len(found)} distinct instances, {end} were asked for"
             )
         found.setdefault(instance.content, instance)
-    return list(found.values())[start:]
+    return tuple(found.values())
 
 
 def split(source: Family, seed: int | str, train: int, validation: int, test: int) -> Split:
