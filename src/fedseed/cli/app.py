@@ -100,7 +100,7 @@ def options(
         LogLevel | None, typer.Option(help="Write log records from this level on to standard error.")
     ] = None,
 ) -> None:
-    """Options that stand before the command."""
+    """Takes the options that stand before the command."""
     global _debug
     _debug = debug
     if log_level is not None:

@@ -233,7 +233,7 @@ def _seen(text: str) -> str:
 
 
 def _talk(writer: "Writer", chat: bool, turns: list[dict[str, str]]) -> None:
-    """Turn by turn on a terminal, until its end (Ctrl-D) or an empty line."""
+    """Talks turn by turn on a terminal, until its end (Ctrl-D) or an empty line."""
     print("Ctrl-D or an empty line ends.", file=sys.stderr)
     while True:
         try:

@@ -26,7 +26,7 @@ COLUMNS = ("bytes", *NUMBERS)
 def exchanged(
     clients: int, updates: int, received: Sequence[Content], planned: Content, fetched: Sequence[Content]
 ) -> dict[str, float]:
-    """Numbers that one client sends and receives in a round: means over those who take part.
+    """Returns the numbers that one client sends and receives in a round: means over those who take part.
 
     Args:
         clients: how many take part.
@@ -51,7 +51,7 @@ def mean_exchanged(lines: Lines) -> dict[str, float]:
 
 
 def seconds_per_client(lines: Lines) -> dict[str, float]:
-    """Mean seconds by phase of one client in a round in which it takes part.
+    """Returns the mean seconds by phase of one client in a round in which it takes part.
 
     Args:
         lines: of metrics, without round 0.
@@ -140,7 +140,7 @@ class Downloads:
         return self._found[1]
 
     def add(self, step: Content) -> None:
-        """There is a new step."""
+        """Counts a new step, which holds this."""
         for name, column in self._totals.items():
             column.append(column[-1] + getattr(step, name))
         if step.bytes:
@@ -177,7 +177,7 @@ class RunResult:
 
     @cached_property
     def model(self) -> Any:
-        """The tuned model: the one that was trained, with its adapter if it has one; or made of the run's files.
+        """Returns the tuned model: the one that was trained, with its adapter; or made of the run's files.
 
         Raises:
             FedseedError: no file of the run can be made a model of.

@@ -104,7 +104,7 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
 def kind_for(
     recipe: Recipe, data: TaskData, config: Mapping[str, Any] | None = None
 ) -> "tuple[ExampleKind, Head | None]":
-    """How a recipe's model learns from examples like these, and the classes that it tells apart (None: no classifier).
+    """Returns how a recipe's model learns from such examples, and which classes it tells apart (None: no classifier).
 
     Args:
         recipe: the recipe.
@@ -145,7 +145,7 @@ def kind_for(
 def _objective(
     recipe: Recipe, data: TaskData, kind: "ExampleKind", processor: Any, positions: int | None
 ) -> tuple["Objective", EvaluationSettings, str]:
-    """The objective for a model of so many positions, the evaluation settings within them, and what is too long.
+    """Returns the objective for so many positions, the evaluation settings within them, and what is too long.
 
     The processor gets the chat template that the data is written by: it is exported with the model.
     """
@@ -159,7 +159,7 @@ def _objective(
 
 
 def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:
-    """Settings for a model with so many positions (None: any number), and what makes an example too long."""
+    """Returns settings for a model with so many positions (None: any number), and what makes an example too long."""
     if positions is not None and positions < settings.max_length:
         return settings.model_copy(update={"max_length": positions}), f"the model's {positions:,} positions"
     return settings, f"evaluation.max_length = {settings.max_length:,} tokens"

@@ -209,7 +209,7 @@ class RunFolder:
         self._progress.sync()
 
     def fill(self, done: int) -> None:
-        """After a power cut: write the lines of progress that were not on disk yet, but whose steps count.
+        """Writes, after a power cut, the lines of progress that were not on disk yet, but whose steps count.
 
         Args:
             done: the last round that counts.
@@ -229,7 +229,7 @@ class RunFolder:
         write_whole(self.path / name, text.encode())
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run is over: summary.json is written, last of all."""
+        """Writes summary.json, last of all: the run is over."""
         self.release()
         (self.path / "progress.jsonl").unlink(missing_ok=True)
         self.write_text("summary.json", json.dumps(summary, indent=2) + "\n")

@@ -109,7 +109,7 @@ class Loading:
         self.identities = identities(recipe, self.hosted, identity)
 
     def _load_own(self, clients: Sequence[str]) -> None:
-        """Parties' data: each names its own, and need not know who else there is."""
+        """Loads parties' data: each names its own, and need not know who else there is."""
         roster, own = self.recipe.federation.clients, self._own
         for name in clients if roster is None else ():
             if problem := name_problem(name):
@@ -154,7 +154,7 @@ class Loading:
 
 
 def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> "dict[str, Ed25519PrivateKey]":
-    """The private keys that sign for clients in secure sums, by name; none, if the recipe has nobody's public key.
+    """Returns the keys that sign for clients in secure sums, by name; none, if the recipe has nobody's public key.
 
     Args:
         recipe: the recipe.

@@ -139,12 +139,12 @@ class NetworkRun(Run):
             self.spec = replace(self.spec, attackers=range(count - recipe.attack.clients, count))
 
     def _failed(self, error: NetworkError) -> None:
-        """The transport can't go on."""
+        """Ends the conversation: the transport can't go on."""
         if self._talk is not None:
             self._talk.session.fail(error)
 
     def _refused(self, text: str) -> None:
-        """The server refuses something."""
+        """Warns of something that the server refuses, and counts it."""
         self._refusals += 1
         if self._refusals <= MOST_TOLD:
             self.progress.warn(f"the server refuses this coordinator: {text}")
@@ -158,7 +158,7 @@ class NetworkRun(Run):
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
     def logged(self, folder: RunFolder) -> Logged:
-        """Log, orbit file and state are brought together: each may be behind the other after a crash."""
+        """Returns what the log holds; orbit file and log may each be behind the other after a crash."""
         self._folder = folder
         folder.lazy = self.spec.method.stepwise
         steps = len(self.talk.log.steps)

@@ -91,7 +91,7 @@ def read_names(path: Path) -> list[str]:
 
 
 def write_names(path: Path, names: Sequence[str]) -> None:
-    """The inverse of `read_names`."""
+    """Writes a list of names as `read_names` reads it."""
     write_whole(path, (json.dumps(list(names), indent=1) + "\n").encode())
 
 
@@ -99,7 +99,7 @@ def write_names(path: Path, names: Sequence[str]) -> None:
 
 
 def load_parties(recipe: Recipe) -> list[TaskData]:
-    """Each party's own data, where all of it lies in a folder here: a simulation of such a federation.
+    """Loads each party's own data, where all of it lies in a folder here: a simulation of such a federation.
 
     The data of each is what its site would have of it, whoever else takes part.
 

@@ -153,7 +153,7 @@ def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
 
 
 def _texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of each token; a decoder takes the blank before a text away, which is part of its first token."""
+    """Returns the text of each token; a decoder leaves out the blank before a text, a part of its first token."""
     texts = []
     for token, raw in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
         text = tokenizer.decode([token])

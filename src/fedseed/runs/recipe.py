@@ -323,7 +323,7 @@ class FederationSettings(Table):
         return None if known is None else self._too_many(known)
 
     def check(self, clients: int) -> None:
-        """Whether a run with so many clients can be as the recipe says. Raises RecipeError, which names the key."""
+        """Checks that so many clients can run this. Raises RecipeError, which names the key, if they can't."""
         if problem := self._too_many(clients):
             raise RecipeError(problem)
 
@@ -341,7 +341,7 @@ class FederationSettings(Table):
         return None
 
     def count(self, clients: int) -> int:
-        """Clients in a round."""
+        """Returns how many clients take part in a round."""
         if self.per_round is not None:
             return self.per_round
         # rounded down, as the papers' code does: 5% of 738 are 36; the little bit is for 0.29 * 100, which is below 29
@@ -507,7 +507,7 @@ class Recipe(Table):
 
 
 def packaged_recipes() -> dict[str, Path]:
-    """Recipes that come with fedseed, by name."""
+    """Returns the recipes that come with fedseed, by name."""
     folder = Path(str(files("fedseed") / "recipes"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
@@ -561,7 +561,7 @@ def read_recipe(
 
 
 def recipe_keys() -> list[Key]:
-    """All keys that a recipe may have, those of plug-ins included."""
+    """Returns all keys that a recipe may have, those of plug-ins included."""
     return keys_of(Recipe)
 
 

@@ -140,7 +140,7 @@ class AtHand(Session):
         self._now.asked.append((data[:1], everybody, message))
 
     async def pause(self, seconds: float) -> None:
-        """The clients do what they were asked."""
+        """Lets the clients do what they were asked."""
         asked, self._now.asked = self._now.asked, []
         self._now.vain += not asked
         if self._now.vain >= MOST_ATTEMPTS:

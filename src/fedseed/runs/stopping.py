@@ -53,7 +53,7 @@ def diverged(metrics: Lines) -> int | None:
 
 
 def standing(metrics: Lines, rounds: int) -> tuple[int, float, float] | None:
-    """The first evaluation after a tenth of the rounds, if at that pace the loss will hardly have moved in the end.
+    """Finds the first evaluation after a tenth of the rounds, if at that pace the loss will hardly move to the end.
 
     Args:
         metrics: the lines so far.
@@ -79,7 +79,7 @@ def check(line: RoundLine, patience: int | None) -> None:
 
 
 def describe(metrics: Lines, patience: int | None, rounds: int) -> dict[str, Any] | None:
-    """For the summary: whether the run stopped early, its best round and that round's validation loss.
+    """Returns for the summary whether the run stopped early, its best round and that round's validation loss.
 
     Args:
         metrics: all lines.

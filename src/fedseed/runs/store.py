@@ -191,10 +191,10 @@ class StepStore(ABC):
         """
 
     def prepare(self, number: int) -> None:  # noqa: B027
-        """A step is about to count: what it does not say is written first."""
+        """Writes what a step that is about to count does not say."""
 
     def record(self, number: int, payload: bytes) -> None:
-        """A step counts; it is written when the weights' digest is known (`confirm`).
+        """Takes a step that counts; it is written when the weights' digest is known (`confirm`).
 
         Args:
             number: the round.
@@ -203,7 +203,7 @@ class StepStore(ABC):
         self._held = Record(number, payload)
 
     def confirm(self, digest: str) -> None:
-        """The digest of the weights after the newest step is known, or will not be (`NO_DIGEST`).
+        """Writes the newest step, whose weights have this digest (`NO_DIGEST`: nobody will know it).
 
         Where the files decide, the step is on disk when this returns.
         """
@@ -225,7 +225,7 @@ class StepStore(ABC):
 
     @abstractmethod
     def complete(self, digest: str) -> int | None:
-        """The run is over, its weights have this digest: returns the orbit's bytes, None where there is none."""
+        """Ends the file, for weights of this digest; returns the orbit's bytes, None where there is none."""
 
     def release(self) -> None:  # noqa: B027
         """Close the file as it is."""

@@ -164,7 +164,7 @@ def _alike(made: Payload, logged: Payload) -> bool:
 
 
 def _arrays(value: Any) -> Iterator[NDArray[np.float64]]:
-    """All numbers of a payload, field by field."""
+    """Returns all numbers of a payload, field by field."""
     if isinstance(value, Payload):
         value = tuple(getattr(value, name) for name, _ in codecs(type(value)))
     if isinstance(value, tuple):
@@ -240,7 +240,7 @@ def computed_again(worker: Worker, plan: bytes, client: int, items: Sequence[Any
 
 
 def _estimates(method: Method, about: About, found: Sequence[Any], update: Any, logged: Any) -> Any:
-    """Of zeroth order: what is sent must be what the estimates can be, given the noise of their losses."""
+    """Compares answers of zeroth order: what is sent must be what estimates with noisy losses can be."""
     for name, _ in codecs(type(update))[:-1]:
         if not np.array_equal(getattr(update, name), getattr(logged, name)):
             return 0, 0, 0, "forged", "other directions, or another number of them"
@@ -262,7 +262,7 @@ def _estimates(method: Method, about: About, found: Sequence[Any], update: Any, 
 
 
 def _coefficients(update: Coefficients, logged: Coefficients) -> Any:
-    """Of local training: block by block, in proportion to the block's coefficients.
+    """Compares answers of local training, block by block, in proportion to the block's coefficients.
 
     How many there are may hang on a norm, rounded down: one more or less is noise, and divides all of them.
     """

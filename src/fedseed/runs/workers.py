@@ -149,12 +149,12 @@ class Workers:
                 life.start()
 
     def limit(self, most: int) -> None:
-        """So many processes can have work at once at the most: no more are started."""
+        """Starts no more workers than can have work at once."""
         if not self._lives:
             del self.seats[most:]
 
     def expect(self, start: bytes, newest: bool, memory: Path | None = None) -> None:
-        """What the run is, before it starts.
+        """Says what the run is, before it starts.
 
         Args:
             start: what its orbit begins with: a worker that has loaded something else is no use.
@@ -182,7 +182,7 @@ class Workers:
         return [task.result.result() for task in self._dealt]
 
     def apply(self, *records: Record) -> None:
-        """Steps that workers apply before they go on; those of an earlier session, too."""
+        """Takes steps, which workers apply before they go on; those of an earlier session, too."""
         for record in records:
             if not self._newest:
                 self._records.append(record)
@@ -190,7 +190,7 @@ class Workers:
                 self._records = [record]
 
     def confirm(self, digest: str) -> None:
-        """The weights' digest after the last step: a worker that catches up compares."""
+        """Takes the weights' digest after the last step: a worker that catches up compares."""
         if self._records and digest != NO_DIGEST:
             self._records[-1] = replace(self._records[-1], digest=digest)
 
