@@ -158,7 +158,7 @@ LIGHT = [
         "federation": ["messages", "coordinator", "network_coordinator", "control"],
         "runs": ["folder", "loop", "network", "recipe", "parties", "site"],
         "transport": ["memory", "nats", "keys"],
-        "cli": ["network", "status", "pages", "app"],
+        "cli": ["network", "pages", "app"],
         "flower": ["server"],
         "tasks": ["instructions", "natural_instructions", "own"],
         "reports": ["partition", "pages", "comparison", "live", "prometheus"],

@@ -6,7 +6,7 @@ import shlex
 import pytest
 from rich.console import Console
 
-from fedseed.cli.status import by_client, describe, follow, in_a_line
+from fedseed.cli.network import by_client, describe, follow, in_a_line
 from fedseed.reports.results import RoundLine
 from fedseed.runs import costs
 from support.command import fedseed

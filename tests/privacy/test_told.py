@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedseed import Federation, FeedSign, Orbit
-from fedseed.cli.status import describe
+from fedseed.cli.network import describe
 from fedseed.errors import NonFiniteError
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.messages import FRAME_BYTES, Message

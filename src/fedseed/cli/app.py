@@ -30,8 +30,6 @@ from fedseed.cli.common import (
     say,
 )
 from fedseed.cli.orbit import app as orbit_app
-from fedseed.cli.status import by_client
-from fedseed.cli.verify import verify
 from fedseed.errors import PAPERS, FedseedError, RecipeError, plural, to_install
 from fedseed.registry import COMMANDS
 from fedseed.text import clean
@@ -136,7 +134,7 @@ def run(
     from fedseed.reports.comparison import Compared, results_sheet
 
     shown.print(results_sheet("", [Compared(summary["method"], [summary])], brief=True).table())
-    for line in by_client(summary):
+    for line in network.by_client(summary):
         say(line, shown)
     shown.print(f"Files: {folder}")
     if telling.as_json:
@@ -284,7 +282,7 @@ def _check_no_sweep(recipe: str) -> None:
 
 GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin": (looking.new, tune_rate, run, results.evaluate, results.generate, results.export),
-    "Federate": (network.keys, network.serve, network.join, network.status, pages.watch, verify),
+    "Federate": (network.keys, network.serve, network.join, network.status, pages.watch, network.verify),
     "Look": (pages.report, compare, looking.list_, looking.explain, looking.preview, looking.partition, looking.bench),
 }
 for group, commands in GROUPS.items():

@@ -1,18 +1,39 @@
-"""`fedseed serve`, `join`, `status` and `keys`: a federation over NATS. Only `join` needs torch."""
+"""`fedseed serve`, `join`, `status`, `keys` and `verify`: a federation over NATS. `join` and `verify` need torch."""
 
 import asyncio
 import json
+import secrets
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from fedseed.cli.common import Reading, ReadingForDevice, RecipeArgument, console, grouped, interruptible, say
-from fedseed.cli.status import by_client, describe, follow
-from fedseed.errors import NetworkError, RecipeError
+from fedseed.cli.common import (
+    JsonOption,
+    Reading,
+    ReadingForDevice,
+    RecipeArgument,
+    Telling,
+    answer,
+    console,
+    grouped,
+    interruptible,
+    say,
+    stepping,
+)
+from fedseed.errors import NetworkError, RecipeError, plural
 from fedseed.federation.control import Status, read
+from fedseed.federation.protocol import listed
+from fedseed.metrics import metric_of, metric_title, shown_metrics
+from fedseed.reports.tables import privacy_spent
 from fedseed.transport import transport
 from fedseed.transport.base import Access, check_run
 
@@ -108,8 +129,6 @@ def serve(
     for line in by_client(summary):
         say(line)
     if spent := summary.get("privacy"):
-        from fedseed.reports.tables import privacy_spent
-
         say(f"privacy spent: {privacy_spent(spent)}")
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
     console.print(f"Files: {folder}")
@@ -231,6 +250,78 @@ def keys(
         say(line)
 
 
+@grouped
+def verify(
+    run: Annotated[Path, typer.Argument(help="The run's folder, with recipe.toml, model.orbit and answers.jsonl.")],
+    client: Annotated[list[str], typer.Option(help='Whose answers are computed again; repeatable, "*" for all.')],
+    data: Annotated[
+        Path | None, typer.Option(help="The one client's own data, a file or a folder. Default: where the recipe says.")
+    ] = None,
+    sample: Annotated[str, typer.Option(help='How many answers of each client; "all".')] = "20",
+    seed: Annotated[int | None, typer.Option(min=0, help="Draws them. Default: nobody can know it beforehand.")] = None,
+    as_json: JsonOption = False,
+    *,
+    reading: ReadingForDevice,
+) -> None:
+    """Compute again what a run's record says that a client has sent, from its own data; 1: something was forged."""
+    from fedseed.models.loading import quiet
+    from fedseed.orbit import Orbit
+    from fedseed.runs.answers import FILE, read_answers
+    from fedseed.runs.joining import Loading
+    from fedseed.runs.spec import RunSpec
+    from fedseed.runs.verification import verify as verified
+    from fedseed.tasks.data import OwnData
+
+    if sample != "all" and not (sample.isdecimal() and int(sample)):
+        raise RecipeError(f'--sample {sample}: a whole number above 0, or "all"')
+    screen = Telling(as_json).screen()
+    recipe = reading.read(str(run / "recipe.toml"))
+    orbit, answers = Orbit.open(run / "model.orbit"), read_answers(run / FILE)
+    quiet()
+    hosted = Loading(recipe, client, own=None if data is None else OwnData(data))()
+    drawn = secrets.randbits(63) if seed is None else seed
+    with stepping(screen, orbit.last) as tell:
+        spec = RunSpec.of(recipe, per_round=recipe.federation.count(len(answers.names)))
+        found = verified(
+            orbit, answers, spec, hosted, None if sample == "all" else int(sample), drawn,
+            lambda number: tell(number, orbit.last),
+        )  # fmt: skip
+    if as_json:
+        answer({**vars(found), "checked": list(map(vars, found.checked)), "seed": drawn})
+    else:
+        _show(found, hosted.items, drawn, screen)
+    if found.forged:
+        raise typer.Exit(1)
+
+
+def _show(found: Any, names: Any, seed: int, screen: Any) -> None:
+    known = found.steps - len(found.missing)
+    say(f"{known - len(found.unlike):,} of {plural(found.steps, 'step')} follow from the answers on record", screen)
+    for rounds, what in ((found.unlike, "do not"), (found.missing, "can't be judged: no answers are on record")):
+        if rounds:
+            more = f" and {len(rounds) - 20} more" if len(rounds) > 20 else ""
+            say(f"  {what}: rounds {', '.join(map(str, rounds[:20]))}{more}", screen)
+    table = Table("round", "client", "on record", "computed", "apart at most", "verdict", box=None, pad_edge=False)
+    for name in names:
+        theirs = [one for one in found.checked if one.client == name]
+        right = sum(one.verdict != "forged" for one in theirs)
+        near = sum(one.verdict == "open" for one in theirs)
+        more = f"; of {near} of them a sign is within the noise of zero and may be either" if near else ""
+        again = f"{right} of {plural(len(theirs), 'answer')} computed again (--seed {seed}) are right"
+        say(f"{name}: {again}{more}", screen)
+        if theirs and not right:
+            say("  none is: is this the data that was trained on? (fedseed run on a folder splits it otherwise than a "
+                "site splits its own: leave --data out)", screen)  # fmt: skip
+        for one in theirs:
+            if one.verdict == "forged":
+                numbers = [f"{number:.6g}" for number in (one.logged, one.computed, one.allowed)]
+                table.add_row(str(one.round), name, *numbers, f"forged {one.why}".strip())
+    if table.row_count:
+        screen.print(table)
+    say(f"weights digest: {found.digest}", screen)
+    say(f"record: {found.record} (the same for all who verify this log and these answers)", screen)
+
+
 # -- what the commands share ----------------------------------------------------------------------------------
 
 
@@ -256,3 +347,110 @@ async def ask(reach: Access, run: str) -> dict[str, Any]:
         return {"run": run, "entries": log.last, "ended": log.over}
     finally:
         await end.close()
+
+
+# -- how a run is going ------------------------------------------------------------------------------------------------
+
+
+def by_client(summary: dict[str, Any]) -> list[str]:
+    """Returns what each client has measured on what it holds out, a line each."""
+    lines = []
+    for name, figures in summary.get("by_client", {}).items():
+        first, last = figures["baseline"] or {}, figures["final"]
+        if "loss" in last:
+            before = f"{first['loss']:.3f} -> " if "loss" in first else ""
+            away = f"; after round {figures['round']}: it was away at the end" if "round" in figures else ""
+            lines.append(f"  {name}: held-out loss {before}{last['loss']:.3f} ({last['held_out']} examples{away})")
+    return lines
+
+
+def describe(about: dict[str, Any]) -> list[str]:
+    """Returns a run's status in a few lines."""
+    if "round" not in about:
+        ended = "; the run is over" if about.get("ended") else ""
+        log = f"the server holds its log ({about['entries']} entries)"
+        return [f"{about['run']}: no coordinator answers; {log}{ended}"]
+    last = about["last"]
+    lines = [
+        f"{about['run']} ({about['method']}): round {about['round']} of {about['rounds']}, "
+        f"since {time.strftime('%Y-%m-%d %H:%M', time.gmtime(about['began']))} UTC",
+        f"clients  {about['alive']} of {about['clients']} alive"
+        + (f"; away: {listed(about['away'])}" if about["away"] else ""),
+    ]
+    if about.get("waiting"):
+        waiting = about["waiting"]
+        lines.append(f"waiting  {waiting['here']} of {waiting['wanted'] or '?'} clients are here; no round has begun")
+    if about["waiting_for"]:
+        lines.append(f"waiting  for {listed(about['waiting_for'])}")
+    if about.get("late"):
+        lines.append(f"late     {listed(about['late'])}: several times as long as the others")
+    if "bytes_up" in last:
+        lines.append(f"bytes    {last['bytes_up']:,.0f} up, {last['bytes_down']:,.0f} down a client and round")
+    for name in shown_metrics(name for name, value in last.items() if isinstance(value, float)):
+        if not name.startswith("bytes_"):
+            number = last.get("evaluated", last["round"]) if metric_of(name)[1].held_out else last["round"]
+            lines.append(f"{metric_title(name)} {last[name]:.4f} (round {number})")
+    if privacy := about.get("privacy"):
+        plain = " (plain composition)" if "epsilon_pure" in privacy else ""
+        lines.append(f"privacy  {privacy_spent(privacy)}{plain}")
+    if last.get("weights_digest"):
+        lines.append(f"digest   {last['weights_digest']}")
+    if about["repeated_rounds"]:
+        lines.append(f"repeated {about['repeated_rounds']} rounds had too few answers")
+    if about["skewed_clocks"]:
+        lines.append(f"clocks   wrong at {listed(about['skewed_clocks'])}")
+    if about["drifted"]:
+        lines.append(f"drifted  {listed(about['drifted'])}")
+    for name, reasons in about["refusals"].items():
+        for reason, count in reasons.items():
+            lines.append(f"refused  {count} of {name}: {reason}")
+    return lines
+
+
+def follow(look: Callable[[], dict[str, Any]], console: Console, every: float, as_json: bool = False) -> None:
+    """Show what is new: on a terminal in place, elsewhere a line whenever something has changed.
+
+    Args:
+        look: what is known by now (`network.ask`).
+        console: where it goes.
+        every: seconds between looks.
+        as_json: everything, a line of JSON each.
+    """
+    told = ""
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
+    if live is not None:
+        live.start()
+    try:
+        while True:
+            about = look()
+            text = json.dumps(about) if as_json else in_a_line(about)
+            if live is not None:
+                live.update(Text("\n".join(describe(about))), refresh=True)
+            elif text != told:
+                console.print(text, highlight=False, soft_wrap=True)
+                told = text
+            if about.get("ended"):
+                return
+            time.sleep(every)
+    finally:
+        if live is not None:
+            live.stop()
+
+
+def in_a_line(about: dict[str, Any]) -> str:
+    """Returns a run's status in a line."""
+    if "round" not in about:
+        return describe(about)[0]
+    parts = [f"round {about['round']} of {about['rounds']}", f"{about['alive']} of {about['clients']} clients alive"]
+    if waiting := about.get("waiting"):
+        parts = [f"waiting for clients: {waiting['here']} of {waiting['wanted'] or '?'} are here"]
+    last = about["last"]
+    if last.get("loss") is not None:
+        parts.append(f"held-out loss {last['loss']:.3f} (round {last.get('evaluated', last['round'])})")
+    if about["waiting_for"]:
+        parts.append(f"waiting for {listed(about['waiting_for'])}")
+    if about.get("late"):
+        parts.append(f"held up by {listed(about['late'])}")
+    if about.get("ended"):
+        parts.append("the run is over")
+    return f"{about['run']}: {', '.join(parts)}"
