@@ -98,20 +98,21 @@ def test_losses_of_rows_are_those_of_the_model_moved_alone(name, dtype, rank):
 def test_what_cant_be_mapped_takes_a_pass_for_each_direction(basis):
     """`.data`, which vmap refuses; a basis that has no factors."""
     torch.manual_seed(0)
-    model, x = Shared().eval(), torch.randn(4, 5, 8)
+    model, x, directions = Shared().eval(), torch.randn(4, 5, 8), [1, 2, 1, 3]
     space = ParameterSpace(model)
     alone = []
     with torch.no_grad():
-        for i, k in enumerate([1, 2, 1, 3]):
+        for i, k in enumerate(directions):
             with space.perturbed(basis, k, 0.1):
-                alone.append(model(x[i : i + 1]))
-    said = pytest.warns(UserWarning) if basis.name == "lowrank" else nothing()
-    with said, space.perturbed_rows(basis, [1, 2, 1, 3], 0.1) as rows:
-        found = model(x)
-    assert rows.reason
-    torch.testing.assert_close(found, torch.cat(alone))
-    with space.perturbed_rows(basis, [1, 2, 1, 3], 0.1):  # known by now, and not said again
-        torch.testing.assert_close(model(x), found)
+                alone.append(model(x[i : i + 1]).mean())
+    losses = lambda items: model(torch.stack(list(items))).mean(dim=(1, 2))  # noqa: E731
+    for said in (pytest.warns(UserWarning) if basis.name == "lowrank" else nothing(), nothing()):  # known by then
+        with said:
+            found = row_losses(space, losses, list(x), basis, directions, 0.1)
+        torch.testing.assert_close(found, torch.stack(alone))
+    assert not space.rows.possible(basis)
+    with pytest.raises(RowsError, match="weights of their own"), space.perturbed_rows(basis, directions, 0.1):
+        pass
 
 
 class Mixing(torch.nn.Module):

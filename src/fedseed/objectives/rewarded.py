@@ -107,7 +107,7 @@ class Rewarded(Objective):
 
             try:
                 said = self.answers(space.model, items, around)
-            except RowsError:  # weights are used outside of the model's forward
+            except RowsError:  # what can't be mapped, or weights that are used outside of the model's forward
                 pass
             else:
                 return self.judged(items, said, space.devices[0])

@@ -5,9 +5,9 @@ a batch of one. So nothing has to be guessed about which dimension of which tens
 can't mix: torch follows the rows through every function. While it does, a mode hands out what belongs to a row where
 one of the space's parameters is used (`fedseed.weights.row_use`).
 
-What can't be mapped is done one row after the other, with the weights that `ParameterSpace.perturbed` shows. What would
-be silently wrong is an error: a parameter that is used outside of the model's `forward`, and inputs of which none
-has a row for each direction.
+What can't be mapped is an error, and so is what would be silently wrong: a parameter that is used outside of the
+model's `forward`, and inputs of which none has a row for each direction. `fedseed.weights.row_losses` then takes a pass
+for each direction.
 
 Keys and values that a model keeps from one call to the next are an object that it changes, and `torch.vmap` maps over
 tensors: such a cache is taken apart into its tensors and put together again, a new one each time.
@@ -16,10 +16,10 @@ tensors: such a cache is taken apart into its tensors and put together again, a 
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -88,7 +88,6 @@ pytree.register_pytree_node(_Apart, _flatten, _unflatten)
 __all__ = ["PerturbedRows", "Rows", "RowsError", "moves_of"]
 
 Move = tuple[int, float]  # (direction, scale)
-Perturbed = Callable[[Basis, int, float], AbstractContextManager[None]]  # `ParameterSpace.perturbed`
 LEAST = 1 << 20  # numbers that copies of a matrix, one for each row, may have in any case
 _OF_ROWS = "_fedseed_rows"  # marks a model whose forward is another one
 _TENSOR = object()
@@ -117,14 +116,12 @@ class Rows:
     Args:
         model: the model.
         vector: its trainable tensors.
-        perturbed: shows the model moved along one direction, for what can't be mapped over rows.
     """
 
-    def __init__(self, model: torch.nn.Module, vector: Vector, perturbed: Perturbed) -> None:
+    def __init__(self, model: torch.nn.Module, vector: Vector) -> None:
         self.model = model
         self.vector = vector
-        self.perturbed = perturbed
-        self.reason: str | None = None  # why rows go one after the other
+        self.reason: str | None = None  # why rows can't have weights of their own in one pass
 
     def possible(self, basis: Basis) -> bool:
         """Returns whether one pass for many directions may be worth a try."""
@@ -134,8 +131,12 @@ class Rows:
     def shown(self, basis: Basis, moves: Sequence[Move]) -> Iterator["PerturbedRows"]:
         """Gives the model another `forward` inside the block. Raises RowsError where that is not possible."""
         model = self.model
+        if basis.name != "lowrank":
+            raise RowsError(f"rows have weights of their own with lowrank directions, not with {basis.name} ones")
         if not can_exchange(model):
             raise RowsError("a model with scripted or compiled parts: its rows can't have weights of their own")
+        if self.reason is not None:
+            raise RowsError(f"the model's rows can't have weights of their own: {self.reason}")
         if _OF_ROWS in vars(model):
             raise RowsError("the model's rows have weights of their own already")
         rows = PerturbedRows(self, basis, moves)
@@ -153,9 +154,9 @@ class Rows:
             del model.__dict__[_OF_ROWS], model.forward
             if before is not None:
                 model.forward = before
-            if rows.reason is not None and self.reason is None and basis.name == "lowrank":
+            if rows.reason is not None:
                 self.reason = rows.reason
-                warnings.warn(f"one pass for each row of a batch, not one for all: {rows.reason}", stacklevel=4)
+                warnings.warn(f"a pass for each direction, not one for all: {rows.reason}", stacklevel=4)
 
 
 class PerturbedRows:
@@ -169,7 +170,7 @@ class PerturbedRows:
     Attributes:
         use: the mode that has to be on while the model is called.
         calls: how often the model was called.
-        reason: why rows went one after the other; None: they did not.
+        reason: why the model could not be mapped over rows; None: it could, or was not called.
     """
 
     def __init__(self, rows: Rows, basis: Basis, moves: Sequence[Move]) -> None:
@@ -178,11 +179,10 @@ class PerturbedRows:
         entry = {move: i for i, move in enumerate(self._different)}
         self._entries = torch.tensor([entry[move] for move in self._moves], device="cpu")
         self._device = rows.vector.devices[0]
-        self._one = partial(rows.perturbed, basis)
         self._forward = rows.model.forward
         self.use = RowUse(Tables(rows.vector, basis, self._different), max(rows.vector.layout.size, LEAST))
         self.calls = 0
-        self.reason = rows.reason if basis.name == "lowrank" else "its basis is not lowrank"
+        self.reason: str | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Takes the place of the model's own `forward`."""
@@ -191,12 +191,11 @@ class PerturbedRows:
         self.calls += 1
         call = _Call(self._forward, args, kwargs, len(self._moves))
         with torch.no_grad():
-            if self.reason is None:
-                try:
-                    return call.joined(self._in_one_go(call, torch.arange(len(self._moves), device="cpu")))
-                except (UnmappedError, RuntimeError, ValueError, NotImplementedError) as error:
-                    self.reason = str(error).strip().partition("\n")[0]
-            return call.joined(self._one_by_one(call))
+            try:
+                return call.joined(self._in_one_go(call, torch.arange(len(self._moves), device="cpu")))
+            except (UnmappedError, RuntimeError, ValueError, NotImplementedError) as error:
+                self.reason = str(error).strip().partition("\n")[0]
+                raise RowsError(f"the model's rows can't have weights of their own: {self.reason}") from error
 
     def _in_one_go(self, call: "_Call", rows: torch.Tensor) -> "list[Answer]":
         """Calls the model once for some rows; those that take different branches are called apart."""
@@ -215,25 +214,8 @@ class PerturbedRows:
             return self._in_one_go(call, rows[same]) + self._in_one_go(call, rows[~same])
         return [(rows, [whole.flatten(0, 1) if whole.dim() > 1 else whole for whole in out])]
 
-    def _one_by_one(self, call: "_Call") -> "list[Answer]":
-        """Calls the model once for each direction."""
-        answers: list[Answer] = []
-        for entry, move in enumerate(self._different):
-            rows = (self._entries == entry).nonzero()[:, 0]
-            with self.use.off(), self._one(*move):
-                out = call(call.inputs(rows))
-                if len(rows) > 1 and any(t.dim() == 0 or len(t) != len(rows) for t in out):  # which row's is unclear
-                    answers += [(row, _at_least_1d(call(call.inputs(row)))) for row in rows[:, None]]
-                else:
-                    answers.append((rows, _at_least_1d(out)))
-        return answers
-
 
 Answer = tuple[torch.Tensor, list[torch.Tensor]]  # rows, and what the model returned for them, one after the other
-
-
-def _at_least_1d(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [t[None] if t.dim() == 0 else t for t in tensors]
 
 
 class _Call:

@@ -53,7 +53,7 @@ def row_losses(
                 found = losses(items)
             if rows.calls == 1 and found.shape == (len(items),):
                 return found
-        except RowsError:  # the inputs' rows are not the items, or weights are used outside of the model's forward
+        except RowsError:  # what can't be mapped, rows that are not the items, weights used outside of the forward
             pass
     return losses_by_direction(space, losses, items, basis, moves)
 

@@ -102,14 +102,13 @@ class RowUse(TorchFunctionMode):
         self._most = most
         self._row: Row | None = None
         self._rows = 0  # how many are mapped over
-        self._off = False
         self._whole: dict[int, torch.Tensor] = {}
         self._counted: tuple[torch.Tensor, torch.Tensor] | None = None  # a mask, and how much of it is true
 
     @property
     def inside(self) -> bool:
         """Whether the model is being called."""
-        return self._off or self._row is not None
+        return self._row is not None
 
     @contextmanager
     def mapped(self, row: Row, rows: int) -> Iterator[None]:
@@ -120,20 +119,9 @@ class RowUse(TorchFunctionMode):
         finally:
             self._row, self._whole, self._counted = None, {}, None
 
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """Inside the block weights are used as they are."""
-        self._off = True
-        try:
-            yield
-        finally:
-            self._off = False
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by torch in place of `func`; the mode is off inside."""
         kwargs = kwargs or {}
-        if self._off:
-            return func(*args, **kwargs)
         if self._row is not None:
             if func is functional.scaled_dot_product_attention:
                 return self._attention(*args, **kwargs)

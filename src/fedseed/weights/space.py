@@ -46,7 +46,7 @@ class ParameterSpace:
         self._rebuilt: Rebuild | None = None  # the last one
         self._moved = False  # whether the weights are anything but the base or what was rebuilt from it
         self._moments: Moments | None = None
-        self.rows = Rows(model, self.vector, self.perturbed)
+        self.rows = Rows(model, self.vector)
 
     @property
     def size(self) -> int:
@@ -305,19 +305,19 @@ class ParameterSpace:
     ) -> AbstractContextManager[PerturbedRows]:
         """Inside the block, the model sees row i of its inputs with w + scales[i] * direction(directions[i]).
 
-        With "lowrank" directions that is one pass, little slower than one with w: products with matrices are shared by
-        all rows. Inputs of the model whose first dimension is B have rows; others are the same for all. See
-        `fedseed.weights.perturbed_rows` for what is done with a model that can't be mapped over rows, and
-        `row_losses` there for losses that may not be of rows.
+        That is one pass, little slower than one with w: products with matrices are shared by all rows. Inputs of the
+        model whose first dimension is B have rows; others are the same for all. `fedseed.weights.row_losses` takes a
+        pass for each direction where this is not possible.
 
         Args:
-            basis: where the directions come from.
+            basis: where the directions come from: "lowrank".
             directions: B indices, one for each row; some may be the same.
             scales: how far to move along each; one number: all rows alike.
 
         Raises:
             ValueError: no row, a scale that is not finite, or numbers of directions and scales that differ.
-            RowsError: the model has scripted or compiled parts; inside the block, it is called with no tensor of B
+            RowsError: the basis is another one, or the model has scripted or compiled parts; inside the block, the
+                model can't be mapped over rows (`fedseed.weights.perturbed_rows`), it is called with no tensor of B
                 rows, or a parameter is used outside of its `forward`.
         """
         return self.rows.shown(basis, moves_of(directions, scales))
