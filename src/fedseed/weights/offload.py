@@ -40,16 +40,6 @@ class Offloaded(Sequence[torch.Tensor]):
         for lo in range(first, last, PIECE):
             yield lo, min(lo + PIECE, last), self.part(index, lo, min(lo + PIECE, last))
 
-    def restore(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copies all into tensors of the same shapes and dtypes."""
-        with torch.no_grad():
-            for index, tensor in enumerate(tensors):
-                if not tensor.is_contiguous():
-                    tensor.copy_(self[index])
-                    continue
-                for lo, hi, part in self.pieces(index, 0, tensor.numel()):
-                    tensor.detach().view(-1)[lo:hi].copy_(part, non_blocking=True)
-
 
 class InFile(Offloaded):
     """Keeps copies in a temporary file (where `TMPDIR` says).

@@ -28,8 +28,8 @@ from torch.utils import _pytree as pytree
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_DIRECTIONS
 from fedseed.weights.perturbation import can_exchange
-from fedseed.weights.row_products import Row, RowsDifferError
-from fedseed.weights.row_use import RowsError, RowUse, Tables, UnmappedError
+from fedseed.weights.row_products import Row, UnmappedError
+from fedseed.weights.row_use import RowsError, RowUse, Tables
 from fedseed.weights.vector import Vector, check_scale
 
 
@@ -174,13 +174,12 @@ class PerturbedRows:
     """
 
     def __init__(self, rows: Rows, basis: Basis, moves: Sequence[Move]) -> None:
-        self._moves = list(moves)
-        self._different = list(dict.fromkeys(self._moves))
-        entry = {move: i for i, move in enumerate(self._different)}
-        self._entries = torch.tensor([entry[move] for move in self._moves], device="cpu")
-        self._device = rows.vector.devices[0]
+        different = list(dict.fromkeys(moves))
+        entry = {move: i for i, move in enumerate(different)}
+        self._entries = torch.tensor([entry[move] for move in moves], device=rows.vector.devices[0])
+        self._in_order = list(moves) == different
         self._forward = rows.model.forward
-        self.use = RowUse(Tables(rows.vector, basis, self._different), max(rows.vector.layout.size, LEAST))
+        self.use = RowUse(Tables(rows.vector, basis, different), max(rows.vector.layout.size, LEAST))
         self.calls = 0
         self.reason: str | None = None
 
@@ -189,55 +188,42 @@ class PerturbedRows:
         if self.use.inside:  # a model that calls itself
             return self._forward(*args, **kwargs)
         self.calls += 1
-        call = _Call(self._forward, args, kwargs, len(self._moves))
-        with torch.no_grad():
-            try:
-                return call.joined(self._in_one_go(call, torch.arange(len(self._moves), device="cpu")))
-            except (UnmappedError, RuntimeError, ValueError, NotImplementedError) as error:
-                self.reason = str(error).strip().partition("\n")[0]
-                raise RowsError(f"the model's rows can't have weights of their own: {self.reason}") from error
-
-    def _in_one_go(self, call: "_Call", rows: torch.Tensor) -> "list[Answer]":
-        """Calls the model once for some rows; those that take different branches are called apart."""
-        entries = self._entries[rows]
-        in_order = torch.equal(entries, torch.arange(len(self._different), device="cpu"))
+        call = _Call(self._forward, args, kwargs, len(self._entries))
 
         def of_row(entry: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
-            with self.use.mapped(Row(entry, in_order), len(rows)):
+            with self.use.mapped(Row(entry, self._in_order), len(self._entries)):
                 return call(inputs)
 
-        inputs = [own[:, None] for own in call.inputs(rows)]  # every row a batch of one
+        inputs = [own[:, None] for own in call.inputs]  # every row a batch of one
         try:
-            out = torch.vmap(of_row, randomness="different")(entries.to(self._device), *inputs)
-        except RowsDifferError as branch:
-            same = torch.tensor(branch.same, device="cpu")
-            return self._in_one_go(call, rows[same]) + self._in_one_go(call, rows[~same])
-        return [(rows, [whole.flatten(0, 1) if whole.dim() > 1 else whole for whole in out])]
-
-
-Answer = tuple[torch.Tensor, list[torch.Tensor]]  # rows, and what the model returned for them, one after the other
+            with torch.no_grad():
+                found = torch.vmap(of_row, randomness="different")(self._entries, *inputs)
+        except (UnmappedError, RuntimeError, ValueError, NotImplementedError) as error:
+            self.reason = str(error).strip().partition("\n")[0]
+            raise RowsError(f"the model's rows can't have weights of their own: {self.reason}") from error
+        return call.joined([whole.flatten(0, 1) if whole.dim() > 1 else whole for whole in found])
 
 
 class _Call:
-    """Makes one call of a model with B rows for some of them. Raises RowsError if no tensor has so many."""
+    """Makes one call of a model with B rows, by its tensors. Raises RowsError if no tensor has so many.
+
+    Attributes:
+        inputs: all inputs that have rows.
+    """
 
     def __init__(self, forward: Callable[..., Any], args: Any, kwargs: Any, rows: int) -> None:
-        self._forward, self._rows = forward, rows
+        self._forward = forward
         self._leaves, self._form = pytree.tree_flatten(apart((args, kwargs)))
         self._of_rows = [isinstance(v, torch.Tensor) and v.dim() > 0 and len(v) == rows for v in self._leaves]
+        self.inputs = [v for v, of_rows in zip(self._leaves, self._of_rows, strict=True) if of_rows]
         self._found: list[Any] = []  # what a call returned, with `_TENSOR` in place of each tensor
         self._found_form: Any = None
         if not any(self._of_rows):
             shapes = ", ".join(str(tuple(v.shape)) for v in self._leaves if isinstance(v, torch.Tensor))
             raise RowsError(f"{rows} rows have weights of their own, but the model was given tensors of shape {shapes}")
 
-    def inputs(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """Returns the given rows of all inputs that have rows, shape (rows, ...) each."""
-        own = [v for v, of_rows in zip(self._leaves, self._of_rows, strict=True) if of_rows]
-        return own if len(rows) == self._rows else [v[rows.to(v.device)] for v in own]
-
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the tensors that the model returns for these rows."""
+        """Returns the tensors that the model returns for these inputs."""
         own = iter(inputs)
         leaves = [next(own) if of_rows else v for v, of_rows in zip(self._leaves, self._of_rows, strict=True)]
         args, kwargs = together(pytree.tree_unflatten(leaves, self._form))
@@ -245,17 +231,8 @@ class _Call:
         self._found = [_TENSOR if isinstance(v, torch.Tensor) else v if isinstance(v, _PLAIN) else None for v in found]
         return [v for v in found if isinstance(v, torch.Tensor)]
 
-    def joined(self, answers: Sequence[Answer]) -> Any:
-        """Puts answers for some rows each together, as the model would return them for the batch."""
-        rows = torch.cat([rows for rows, _ in answers])
-        tensors = []
-        for parts in zip(*(out for _, out in answers), strict=True):
-            if len(parts) == 1:
-                tensors.append(parts[0])
-                continue
-            each = [part.unflatten(0, (len(own), -1)) for part, (own, _) in zip(parts, answers, strict=True)]
-            whole = torch.cat(each)
-            tensors.append(whole[torch.argsort(rows).to(whole.device)].flatten(0, 1))
+    def joined(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Returns what the model would return for the batch, made of these tensors."""
         made = iter(tensors)
         leaves = [next(made) if v is _TENSOR else v for v in self._found]
         return together(pytree.tree_unflatten(leaves, self._found_form))

@@ -47,16 +47,8 @@ class Mapped(NamedTuple):
     batch_size: int
 
 
-class RowsDifferError(Exception):
-    """A model branched on a value that is not the same for all rows.
-
-    Args:
-        same: for each row, whether it has the first row's value.
-    """
-
-    def __init__(self, same: list[bool]) -> None:
-        super().__init__("rows take different branches")
-        self.same = same
+class UnmappedError(Exception):
+    """A model does what can't be mapped over rows; the text says what."""
 
 
 def _each(value: Any, dim: int | None, rows: int) -> Any:
@@ -233,9 +225,8 @@ class Agreed(_Mapped):
 
     @staticmethod
     def vmap(info: Any, dims: Any, value: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The first row's value. Raises RowsDifferError if another row has another."""
+        """The first row's value. Raises UnmappedError if another row has another."""
         values = value.movedim(dims[0], 0)
-        same = (values == values[0]).reshape(len(values), -1).all(dim=1)
-        if not bool(same.all()):
-            raise RowsDifferError(same.tolist())
+        if not bool((values == values[0]).all()):
+            raise UnmappedError("rows take different branches")
         return values[0].clone(), None

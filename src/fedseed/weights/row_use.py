@@ -20,7 +20,7 @@ from fedseed.randomness.kernels.reference import Spec
 from fedseed.randomness.stream import Domain
 from fedseed.weights import row_products
 from fedseed.weights.perturbation import exchanged, way_of
-from fedseed.weights.row_products import Agreed, Everywhere, Factors, Row
+from fedseed.weights.row_products import Agreed, Everywhere, Factors, Row, UnmappedError
 from fedseed.weights.vector import Vector
 
 # functions that Python reads a value with
@@ -32,10 +32,6 @@ _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.m
 
 class RowsError(FedseedError):
     """Rows could not be evaluated at weights of their own."""
-
-
-class UnmappedError(Exception):
-    """A model does what can't be mapped over rows; the text says what."""
 
 
 class Tables:

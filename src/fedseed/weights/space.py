@@ -13,7 +13,7 @@ from fedseed.weights import moving, projection
 from fedseed.weights.change import Add, Average, Change, Coefficients, Entries, Floats, Optimize, Rebuild, Replace, Term
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
-from fedseed.weights.offload import Offload, Offloaded, copies
+from fedseed.weights.offload import Offload, copies
 from fedseed.weights.perturbation import Perturbation, PerturbedUse, can_exchange, can_stand_in, in_place_of
 from fedseed.weights.perturbed_rows import PerturbedRows, Rows, moves_of
 from fedseed.weights.vector import Vector, flat, move_entries
@@ -336,9 +336,6 @@ class ParameterSpace:
     def restore(self, saved: Iterable[torch.Tensor]) -> None:
         """Put back what `snapshot` returned."""
         self._moved = True  # for all that is known here, they are no base and nothing rebuilt from it
-        if isinstance(saved, Offloaded):
-            saved.restore(self.parameters)
-            return
         with torch.no_grad():
             for p, s in zip(self.parameters, saved, strict=True):
                 p.copy_(s)

@@ -706,14 +706,6 @@ def _project(sums, tasks, units, x, start, from_span):  # type: ignore[no-untype
         _project_some(sums, task, task + 1, units, x, start, from_span)
 
 
-@njit(cache=True)
-def _add_rows(out, rows):  # type: ignore[no-untyped-def]
-    """out += the rows, one after the other."""
-    for row in range(rows.shape[0]):
-        for i in range(out.size):
-            out[i] += rows[row, i]
-
-
 # -- words for the host ----------------------------------------------------------------------------------------------
 
 
@@ -915,9 +907,8 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
         return sums
 
     if kind != TABLE:
-        result = np.zeros(count)
-        _add_rows(result, summed(np.zeros((spans, count)), spans * -(-count // _GROUP), start // _SPAN))
-        return result
+        sums = summed(np.zeros((max(1, spans), count)), spans * -(-count // _GROUP), start // _SPAN)
+        return reference.sum_in_order(sums, axis=0)
     width = max(spec.tile, _CHUNK)
     columns = []
     for number in range(first // spec.tile, -(-(first + count) // spec.tile)):
@@ -925,8 +916,7 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
         wave = max(1, (1 << 22) // width)  # spans at a time: bounds the memory for their sums by 16 MiB
         for from_span in range(0, spans, wave):
             sums = np.zeros((min(wave, spans - from_span), width), dtype=np.float32)
-            _add_rows(folded, summed(sums, len(sums), start // _SPAN + from_span))
-        column = np.zeros(spec.tile)
-        _add_rows(column, folded.reshape(-1, spec.tile))
-        columns.append(column)
+            for span in summed(sums, len(sums), start // _SPAN + from_span):
+                folded += span
+        columns.append(reference.fold_columns(folded, spec.tile))
     return np.concatenate(columns) if columns else np.zeros(0)

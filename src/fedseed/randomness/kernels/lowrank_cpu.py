@@ -289,14 +289,6 @@ def _products(sums, x, row, from_pair, codes, lefts):  # type: ignore[no-untyped
                     sums[i, first + f, tile] = total
 
 
-@njit(cache=True)
-def _add_tiles(out, sums):  # type: ignore[no-untyped-def]
-    for i in range(len(sums)):
-        for f in range(len(out)):
-            out[f] += sums[i, f, 0]
-            out[f] += sums[i, f, 1]
-
-
 def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row: int) -> NDArray[np.float64]:
     """<u_j w_j^T, x> for the pairs of directions from `first` on, on rows from `row` on (see the reference)."""
     if not count or not len(x):
@@ -314,5 +306,7 @@ def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row:
         lefts = _along(records, Domain.LEFT, matrix.start + pair * _WIDTH, len(sums) * _WIDTH)
         a, b = max(row, pair * _WIDTH), min(row + len(x), (pair + wave) * _WIDTH)
         _products(sums, x[a - row : b - row], a, pair, codes, lefts)
-        _add_tiles(out, sums)
+        for first_tile, second_tile in sums.transpose(0, 2, 1):
+            out += first_tile
+            out += second_tile
     return out
