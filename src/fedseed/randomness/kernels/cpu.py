@@ -351,9 +351,8 @@ def _copy(out, source, count):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _add_sum(out, source, begin, units, payload, scale, room):  # type: ignore[no-untyped-def]
+def _add_sum(out, source, begin, units, payload, scale, words, room):  # type: ignore[no-untyped-def]
     """out = round(source + scale * sum of the units); out[0] is element `begin`, and whole blocks or a part of one."""
-    words, v, total = room
     only = units[0]
     single = units.size == 1 and (only.kind == TABLE or only.end - only.begin == 1)  # no sum takes a detour then
     if single and only.kind >= SIGNS and out.size & 127 == 0:
@@ -363,10 +362,12 @@ def _add_sum(out, source, begin, units, payload, scale, room):  # type: ignore[n
         else:
             _store_signs(out, source, words, payload[only.begin + (begin & (only.end - only.begin - 1)) :], scale)
     elif single and only.kind < SIGNS:
+        v = room[0]
         _fill(v, words, only, only.first, begin >> 2, ((begin & 3) + out.size + 3) >> 2)
         _store(out, source, v[begin & 3 :], payload[only.begin], scale)
     else:
-        _sum_chunk(total, v, words, begin, out.size, units, payload)
+        total = room[1]
+        _sum_chunk(total, room[0], words, begin, out.size, units, payload)
         _store(out, source, total[begin & 127 :], _ONE, scale)
 
 
@@ -374,7 +375,7 @@ def _add_sum(out, source, begin, units, payload, scale, room):  # type: ignore[n
 def _move_run(out, source, start, step, scale):  # type: ignore[no-untyped-def]
     """`move`, or `move_steps`: one sum after the other is added to what the last one left. `step` is a `Prepared`."""
     units, payload, ends, scales = step
-    room = np.empty((4, _CHUNK // 4), np.uint32), np.empty(_CHUNK, np.float32), np.empty(_CHUNK, np.float32)
+    words, room = np.empty((4, _CHUNK // 4), np.uint32), np.empty((2, _CHUNK), np.float32)
     size = _PART if units[0].kind < SIGNS else _CHUNK
     begin, stop = start, start + out.size
     same = out.ctypes.data == source.ctypes.data
@@ -388,9 +389,11 @@ def _move_run(out, source, start, step, scale):  # type: ignore[no-untyped-def]
         first = 0
         for s in range(ends.size):
             if s or same:
-                _add_sum(here, None, begin, units[first : ends[s]], payload, scale * scales[s], room)
+                _add_sum(here, None, begin, units[first : ends[s]], payload, scale * scales[s], words, room)
             else:
-                _add_sum(here, source[begin - start :], begin, units[: ends[s]], payload, scale * scales[s], room)
+                _add_sum(
+                    here, source[begin - start :], begin, units[: ends[s]], payload, scale * scales[s], words, room
+                )
             first = ends[s]
         begin = end
 
