@@ -25,16 +25,20 @@ def move(vector: Vector, terms: Sequence[Term], scale: float, base: Sequence[tor
     """w = round((base or w) + scale * sum of the terms)."""
     for index, lo, hi, start, kernel, prepared in vector.pieces(vector.preparing(terms, scale)):
         p = vector.parameters[index]
-        elements = flat(p)
-        out = (vector.operand(kernel, p) if p.is_contiguous() else operand(kernel, elements))[lo:hi]
-        if isinstance(base, Offloaded) and hi - lo > SMALL:
-            parts = base.pieces(index, lo, hi)
+        elements = None if p.is_contiguous() else flat(p)
+        out = (vector.operand(kernel, p) if elements is None else operand(kernel, elements))[lo:hi]
+        if base is None:
+            kernel.move(out, out, dtype_name(p), prepared, scale, start)
         else:
-            parts = iter([(lo, hi, (elements if base is None else flat(base[index]))[lo:hi])])
-        for a, b, part in parts:
-            there = out if base is None else operand(kernel, part.to(p.device, non_blocking=True))
-            kernel.move(out[a - lo : b - lo], there, dtype_name(p), prepared, scale, start + a - lo)
-        write_back(p, elements)
+            if isinstance(base, Offloaded) and hi - lo > SMALL:
+                parts = base.pieces(index, lo, hi)
+            else:
+                parts = iter([(lo, hi, flat(base[index])[lo:hi])])
+            for a, b, part in parts:
+                there = operand(kernel, part.to(p.device, non_blocking=True))
+                kernel.move(out[a - lo : b - lo], there, dtype_name(p), prepared, scale, start + a - lo)
+        if elements is not None:
+            write_back(p, elements)
 
 
 def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
