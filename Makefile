@@ -92,6 +92,9 @@ docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
 
+docs-serve: docs  # a browser searches no site that is opened from the disk
+	@$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory build/site
+
 notebook: setup
 	@$(BIN)/python scripts/run_notebook.py
 

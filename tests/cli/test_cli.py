@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
+import fedseed as fedseed_package
 from fedseed.reports.progress import Shown
+from fedseed.runs.recipe import read_recipe
 from support.command import fedseed
 from support.forked import fedseed_forked
 
@@ -30,6 +32,44 @@ def finished(tmp_path_factory):
 def test_wrong_command_lines_end_with_2():
     for words in (["fly"], ["run"], ["list", "birds"], ["run", "quickstart-ferret", "--sett", "x=1"]):
         assert fedseed_forked(*words).returncode == 2
+
+
+def test_it_is_a_module_and_tells_its_names(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "fedseed", "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == f"fedseed {fedseed_package.__version__}\n"
+    assert {"Federation", "Orbit", "ParameterSpace", "Swapper", "ZOOptimizer"} <= set(dir(fedseed_package))
+
+
+def test_new_writes_a_budget_of_bytes_and_a_path_is_found_beside_the_recipe(tmp_path):
+    done = fedseed("new", "demo", "--bytes", "3kB", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    recipe = read_recipe(tmp_path / "demo" / "recipe.toml")
+    assert (recipe.method.bytes, recipe.method.directions, recipe.method.scalars) == (3000, 23872, "bit")
+    data = fedseed("partition", tmp_path / "demo" / "recipe.toml", "--json", cwd=tmp_path)  # not in the recipe's folder
+    assert set(json.loads(data.stdout)["clients"]) == {"north", "south", "west"}
+    assert "write 28kB" in fedseed("new", "other", "--bytes", "much", cwd=tmp_path).stderr
+
+
+def test_two_clients_with_one_file_are_noticed(tmp_path):
+    fedseed("new", "demo", cwd=tmp_path)
+    shutil.copy(tmp_path / "demo" / "data" / "north.jsonl", tmp_path / "demo" / "data" / "zz.jsonl")
+    done = fedseed("partition", "recipe.toml", cwd=tmp_path / "demo")
+    assert "north and zz hold the same examples" in done.stdout and "south and" not in done.stdout
+
+
+def test_published_recipes_are_listed_if_asked_for():
+    few, every = (fedseed("list", "recipes", *more).stdout for more in ((), ("--all",)))
+    assert "quickstart-ferret" in few and "published-ferret" not in few and "published-ferret" in every
+
+
+def test_a_base_that_is_not_there_is_said_before_torch_is_imported(tmp_path):
+    script = (
+        "import sys\nfrom fedseed.cli.app import app\ntry:\n    app(standalone_mode=False)\n"
+        "except Exception as error:\n    print(error, 'torch' in sys.modules)"
+    )
+    words = ["run", "quickstart-ferret", "--set", "model.base=./nowhere"]
+    done = subprocess.run([sys.executable, "-c", script, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert 'model.base = "./nowhere": there is no such folder' in done.stdout and done.stdout.endswith("False\n")
 
 
 def dying():

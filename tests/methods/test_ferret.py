@@ -10,6 +10,7 @@ from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.methods.payload import About
 from fedseed.objectives.losses import Supervised
+from fedseed.orbit.header import chosen
 from fedseed.randomness import Domain, derive
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
@@ -305,3 +306,14 @@ def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, 
         share = np.sqrt(length / [Basis("truncated_normal").variance(n) for n in where.layout.block_sizes])
         assert counts.sum() == 90
         np.testing.assert_allclose(counts, 90 * share / share.sum(), atol=1)
+
+
+@pytest.mark.parametrize(("size", "scalars"), [(2800, "bit"), ("28kB", "bit"), ("300 kB", "float32")])
+def test_a_budget_of_bytes_is_what_a_client_sends(size, scalars):
+    method = Ferret(bytes=size)
+    layout = Layout((TensorEntry("w", (100_000,), "float32"),), (0, 100_000))
+    state, gamma = method.start(layout, 1), np.ones(method.directions, dtype=np.float32)
+    sent = len(method.sent(method.round_seed(state, 1), [gamma]).encode())
+    assert method.scalars == scalars and method.bytes - 8 <= sent <= method.bytes
+    assert Ferret(bytes=size, directions=50).directions == 50 and Ferret(bytes=size, blocks="tensor").blocks == "tensor"
+    assert type(method).model_validate(chosen(method)) == method

@@ -256,6 +256,9 @@ def _run(
 ) -> dict[str, Any]:
     if not recipe.of_parties:
         recipe.task.client_names()  # a path that leads nowhere is said before torch is imported
+    base = recipe.model.base
+    if base.startswith((".", "/", "~")) and not Path(base).expanduser().is_dir():
+        raise RecipeError(f'model.base = "{base}": there is no such folder; give one, or a name (fedseed list models)')
     if running.workers is not None:
         from fedseed.processes import warm
 

@@ -1,5 +1,6 @@
 """`fedseed new`, `explain`, `list`, `preview`, `partition`, `bench`: what one does and looks at before a run."""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +39,7 @@ HEADINGS: Mapping[LISTED, tuple[str, ...]] = defaultdict(
 ENDINGS: Mapping[LISTED, str] = {
     "bases": "These are bases of random directions (method.basis). Models to tune: fedseed list models",
     "models": "Any folder or hub name with a model of transformers will do, too (model.base).",
+    "recipes": "--all also shows those with the papers' published settings, which need the papers' models.",
     "keys": "fedseed explain KEY says what one means; docs/recipe.md has all.",
 }
 
@@ -51,6 +53,9 @@ OTHER = ("default", "dim")
 
 def new(
     folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.", metavar="[DIR]")] = Path(),
+    size: Annotated[
+        str, typer.Option("--bytes", help="What a client may send in a round, such as 3kB or 1MB: method.bytes.")
+    ] = "28kB",
 ) -> None:
     """Write a commented recipe and a folder with example data, to begin with. The recipe runs as it is."""
     template = Path(str(files("fedseed") / "cli" / "template"))
@@ -58,10 +63,14 @@ def new(
     parts = [path.relative_to(template) for path in there]
     if taken := [str(folder / part) for part in parts if (folder / part).exists()]:
         raise FedseedError(f"{', '.join(taken)}: there already; choose another folder: fedseed new DIR")
+    if re.fullmatch(r"[\d.]+ ?[kM]?B?", size) is None:
+        raise RecipeError(f"--bytes {size}: write 28kB, 1.5MB or a number of bytes")
+    value = size if size.isdigit() else f'"{size}"'
     try:
         for part in parts:
             (folder / part).parent.mkdir(parents=True, exist_ok=True)
-            (folder / part).write_bytes((template / part).read_bytes())
+            text = (template / part).read_text(encoding="utf-8")
+            (folder / part).write_text(text.replace('bytes = "28kB"', f"bytes = {value}"), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{error.filename}: can't be written: {error.strerror}") from error
     for part in parts:
@@ -242,9 +251,16 @@ def partition(
         answer({"clients": clients, "skew": held.skew, "notes": list(data.notes)})
 
 
-def list_(what: Annotated[LISTED, typer.Argument()], plugin: PluginOption = None, as_json: JsonOption = False) -> None:
+def list_(
+    what: Annotated[LISTED, typer.Argument()],
+    plugin: PluginOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Also recipes with the papers' published settings.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """List what there is, and where it comes from."""
     rows, broken = listing(what)
+    if what == "recipes" and not every:
+        rows = [row for row in rows if not row[0].startswith("published-")]
     if as_json:
         answer([dict(zip(HEADINGS[what], row, strict=False)) for row in rows])
         return

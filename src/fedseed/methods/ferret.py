@@ -16,6 +16,7 @@ K_l, how many directions each block gets (`allocation`):
 The paper prints K for K_l in the first half of Eq. 8; Eq. 7 and Theorem 1 (an unbiased reconstruction) need K_l.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,7 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Answers, Round
@@ -142,6 +143,15 @@ class BitStep(CoefficientStep):
     parts: Annotated[tuple[BitCoefficients, ...], Many(BitCoefficients)]
 
 
+OVERHEAD = 16  # bytes of an update besides its coefficients: of one block
+
+
+def to_bytes(value: Any) -> Any:
+    """Returns bytes from a text such as "28kB" or "1.5 MB"; anything else as it is."""
+    found = re.fullmatch(r"([\d.]+) *(k|M)?B", value) if isinstance(value, str) else None
+    return value if found is None else int(float(found[1]) * {None: 1, "k": 1000, "M": 1_000_000}[found[2]])
+
+
 @dataclass(frozen=True)
 class FerretState(BlockState):
     """The last step that carried coefficients, and how many did."""
@@ -155,6 +165,9 @@ class Ferret(BlockRates):
 
     Args (besides those of `Method` and `BlockRates`):
         blocks: "one", "tensor", "packed" (published) or a number.
+        bytes: about how many a client sends in a round, such as 28000 or "28kB": sets those of the keys below that are
+            not given: one block, one seed a round, and as many coefficients as fit, in a bit each, or from 262 kB on in
+            4 bytes; bits tune better at equal bytes (docs/comparison.md).
         directions: K. For allocation "norm" the count of the block with the largest update, otherwise the total.
         basis: where directions come from. "truncated_normal" is published; "hadamard" tunes as well and costs the same
             for any number of directions (benchmarks/README.md).
@@ -182,6 +195,7 @@ class Ferret(BlockRates):
     plan_type = FerretPlan
 
     blocks: BlockRule = "packed"
+    bytes: Annotated[PositiveInt | None, BeforeValidator(to_bytes)] = None
     directions: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 200
     basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = "hadamard"
     basis_rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 1
@@ -191,6 +205,17 @@ class Ferret(BlockRates):
     exact: bool = False
     streaming: bool = False
     training: LocalTraining = LocalTraining()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_budget(cls, data: Any) -> Any:
+        budget = to_bytes(data.get("bytes")) if isinstance(data, dict) else None
+        if not isinstance(budget, int) or budget <= OVERHEAD:
+            return data
+        bits = budget < MAX_SIZE // 4
+        count = min(MAX_SIZE, (budget - OVERHEAD) * 8 if bits else (budget - OVERHEAD) // 4)
+        meant = {"blocks": "one", "allocation": "size", "seeds": "shared", "directions": count}
+        return {**meant, "scalars": "bit" if bits else "float32", **data}
 
     @model_validator(mode="after")
     def _streaming_is_linear(self) -> "Ferret":

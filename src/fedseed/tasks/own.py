@@ -250,6 +250,7 @@ class FilesTask(Task):
             *reader.notes(),
             f"{sum(sizes):,} training{'' if partly else held_out} examples ({form})",
             *([] if len(sizes) == 1 else [who_holds(sizes)]),
+            *_twins(parties, lines),
             *repeated(rest, validation, "validation"),
             *repeated(rest, test, "held-out"),
         ]
@@ -354,3 +355,15 @@ def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) ->
     if not alone:
         raise RecipeError(f'data of {name}: "{path}": the folder has no file or folder of this name')
     return path
+
+
+def _twins(parties: Sequence[Party], lines: Sequence[Sequence[SourceLine]]) -> list[str]:
+    """Returns a note for each client that holds what one before it holds: a file that was copied, most likely."""
+    notes: list[str] = []
+    for number, (party, own) in enumerate(zip(parties, lines, strict=True)):
+        made = [line.made for line in own]
+        for other, theirs in zip(parties[:number], lines[:number], strict=True):
+            if len(theirs) == len(made) and [line.made for line in theirs] == made:
+                notes.append(f"{other.name} and {party.name} hold the same examples: is a file there twice?")
+                break
+    return notes
