@@ -92,7 +92,7 @@ def draw(found: Runs, lines: list[str], deals: list[str], path: Path) -> None:
     deals = [deal for deal in deals if any(key[0] == slug(deal) for key in found)]
     lines = [label for label in lines if any(key[1] == slug(label) for key in found)]
     size = (5.2 * len(deals), 1 + 0.3 * len(lines))
-    figure, grid = plt.subplots(1, len(deals), figsize=size, sharey=True, squeeze=False)
+    figure, grid = plt.subplots(1, len(deals), figsize=size, sharex=True, sharey=True, squeeze=False)
     for axes, deal in zip(grid[0], deals, strict=True):
         for number, label in enumerate(reversed(lines)):
             gains = [
