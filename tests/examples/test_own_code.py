@@ -7,7 +7,11 @@ import pytest
 
 from support.documents import ROOT
 
-EXAMPLES = {"own_loop.py": "step 200: loss 5.", "many_models.py": "'Count: 3 times one"}
+EXAMPLES = {
+    "own_federation.py": "loss 11.802 -> ",
+    "own_loop.py": "step 200: loss 5.",
+    "many_models.py": "'Count: 3 times one",
+}
 
 
 @pytest.mark.long

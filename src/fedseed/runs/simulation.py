@@ -226,7 +226,7 @@ class Simulation(Run):
         method: the method and its settings; or all that the run is (`RunSpec`), in place of `rounds` and `settings`.
         objective: makes losses of examples.
         rounds: how many.
-        evaluation: prepared held-out sets by prefix ("" for the main one), or a function of the model; measured at
+        evaluation: held-out examples by prefix ("" for the main one), or a function of the model; measured at
             round 0, every `evaluate_every` rounds and at the end.
         progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a terminal.
         workers: local processes to deal the clients to, with the results that one process with as many threads has.
