@@ -174,6 +174,11 @@ class FolderEnd(End):
                 continue
             await asyncio.sleep(POLL_SECONDS)
 
+    async def entries(self, last: int | None = None) -> list[bytes]:
+        """The first entries, or all."""
+        most = len(list((self._root / "log").iterdir())) if last is None else last
+        return [_entry(self._root, number).read_bytes() for number in range(1, most + 1)]
+
     async def put(self, name: str, data: bytes) -> None:
         """Store a blob, within the owner's limit."""
         limit, path = self._root / "limits" / _safe(self._owner), self._blob(self._owner, name)
@@ -251,10 +256,6 @@ class FolderCoordinator(FolderEnd, CoordinatorEnd):
         """Tell the clients that are there."""
         self._tell("client", "", "broadcast", data)
 
-    async def entries(self, last: int) -> list[bytes]:
-        """The first entries."""
-        return [_entry(self._root, number).read_bytes() for number in range(1, last + 1)]
-
     async def writer(self, last: int | None, copies: int = 1) -> "FolderLogWriter":
         """What appends to the log, which is made if need be; a folder has no copies."""
         if last is None:
@@ -283,20 +284,16 @@ class FolderLogWriter(LogWriter):
         self._root = root
 
     async def _store(self, entry: bytes) -> None:
-        part = self._root / "parts" / uuid.uuid4().hex
+        part, path = self._root / "parts" / uuid.uuid4().hex, _entry(self._root, self.last + 1)
         write_whole(part, entry)
         try:
-            os.link(part, _entry(self._root, self.last + 1))
+            os.link(part, path)
         except FileExistsError:
-            raise Fenced from None
+            raise Fenced(path.read_bytes()) from None
         except OSError as error:
             raise NetworkError(f"the log of run {self.run} can't be written: {error.strerror}") from error
         finally:
             part.unlink()
-
-    async def _read(self, number: int) -> bytes | None:
-        path = _entry(self._root, number)
-        return path.read_bytes() if path.exists() else None
 
     async def finish(self) -> None:
         """Leave a mark beside the log."""
