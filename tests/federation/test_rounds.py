@@ -102,8 +102,8 @@ def test_whoever_never_answers_costs_less_and_less():
     assert all(len(who) == 3 for who, took in costs)  # another takes its place
     assert len(waited) == 3 and one.now < 3 * (DEADLINE + 10) + 400 * 10
     said = [text for text in one.heard.warnings if "not asked" in text]
-    assert said[0] == (f"round {waited[0]}: nothing of a that counts has come within 600 s: it is not asked for 600 s")
-    assert [text.rsplit(" for ", 1)[1] for text in said] == ["600 s", "1200 s", "2400 s"]
+    assert said[0] == (f"round {waited[0]}: nothing of a that counts has come within 600 s: it is not asked for 1200 s")
+    assert [text.rsplit(" for ", 1)[1] for text in said] == ["1200 s", "2400 s", "4800 s"]
 
 
 def test_who_answers_just_before_each_deadline_takes_no_more_time_than_the_others():
@@ -119,7 +119,7 @@ def test_who_answers_just_before_each_deadline_takes_no_more_time_than_the_other
     assert one.now < 2 * 100 * 10  # what the others take alone, each round 10 s
     assert one.rounds.late.named() == [0]
     said = [text for text in one.heard.warnings if "not asked" in text]
-    assert said[0] == "round 1: nothing of a that counts has come within 130 s: it is not asked for 130 s"
+    assert said[0] == "round 1: nothing of a that counts has come within 130 s: it is not asked for 260 s"
 
 
 @pytest.mark.parametrize("more", [{"patience": 1e6}, {"minimum": 2}])
@@ -141,7 +141,7 @@ def test_one_that_answers_again_is_as_any_other():
     one = Answering({"a": lambda number: number != 1, "b": yes}, 2)
     assert one.round(1) == (["a", "b"], DEADLINE)
     assert one.round(2)[0] == ["b"]
-    one.now += DEADLINE
+    one.now += 2 * DEADLINE
     assert one.round(3) == (["a", "b"], 10.0) == one.round(4)
 
 

@@ -380,8 +380,8 @@ class Rounds:
     def _leave_out(self, current: OpenRound, wait: Wait[int]) -> None:
         """The deadline, or the patience, is over: whoever is there and has sent nothing that counts would go on so.
 
-        It is asked again when it has been left out for as long as it was waited for, and, each time in a row that it
-        lets the others wait, for twice as long.
+        It is asked again when it has been left out for twice as long as it was waited for, and, each time in a row that
+        it lets the others wait, for twice as long as the time before.
         """
         if not self.coordinator.answered and not current.silent:
             return  # nobody has answered: that is no reason to prefer one to another

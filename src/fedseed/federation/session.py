@@ -206,8 +206,12 @@ class Late(Generic[Who]):
         self._owed: dict[Who, float] = {}  # seconds for which the others have waited
 
     def leave_out(self, who: Who, seconds: float, why: str) -> None:
-        """Leaves somebody out for so many seconds, or what it owes; for twice as long each further time in a row."""
-        seconds = max(seconds, self._owed.get(who, 0.0), 2 * self._out.get(who, (0.0, 0.0))[1])
+        """Leaves somebody out for twice the seconds it was waited for, or what it owes; doubled each time in a row.
+
+        So all waiting for one client is at most the rest of a run's time, where that is a deadline or more: it is
+        waited for when the rest has come to 0, 2, 6, 14, ... deadlines.
+        """
+        seconds = max(2 * seconds, self._owed.get(who, 0.0), 2 * self._out.get(who, (0.0, 0.0))[1])
         self._out[who] = self.session.clock() + seconds, seconds
         self.session.progress.warn(f"{why}: it is not asked for {round(seconds, 1):g} s")
 
