@@ -53,17 +53,17 @@ def test_a_run_that_stops_and_goes_on_and_a_replay_find_the_same_rates(name, tmp
     method, settings = METHODS[name], {"rounds": 6, "evaluate_every": 3, "clients": 1 if "mezo-" in name else 3}
     whole = federation(method, out=tmp_path / "whole", **settings).run().summary
     stopped = federation(method, out=tmp_path / "part", **settings)
-    record = type(stopped).record
+    recorded = stopped.recorded
 
     class StopHereError(Exception):
         pass
 
-    def stopping(number, step, line, log):
-        record(stopped, number, step, line, log)
-        if number == 4:
+    def stopping(line, log):
+        recorded(line, log)
+        if line.round == 4:
             raise StopHereError
 
-    stopped.record = stopping
+    stopped.recorded = stopping
     with pytest.raises(StopHereError):
         stopped.run()
     resumed = federation(method, out=tmp_path / "part", **settings).run(resume=True).summary
