@@ -51,6 +51,13 @@ def test_it_learns_and_its_orbit_is_the_model(settings, tmp_path):
     assert orbit.replay(again := model(), check_all=True) == optimizer.digest() == ParameterSpace(again).digest()
 
 
+@pytest.mark.parametrize("method", [FeedSign(), MeZO(batch=16), MeZO(estimates=3)], ids=["feedsign", "mezo", "three"])
+def test_a_closure_is_called_twice_for_each_direction(method):
+    tuned, calls = model(), []
+    ZOOptimizer(tuned, method).step(lambda: calls.append(1) or cross_entropy(tuned(INPUTS), TARGETS))
+    assert len(calls) == 2 * getattr(method, "estimates", 1)
+
+
 def test_a_step_is_the_method_s_own():
     """One direction, two losses, w <- w - eta rho z: as the paper has it."""
     tuned = model()

@@ -70,11 +70,12 @@ class ZOOptimizer:
         base: str | None = None,
         **settings: Any,
     ) -> None:
-        self.method = MeZO(**{"batch": 1, **settings}) if method is None else method
+        self.method = MeZO(**settings) if method is None else method
         if not self.method.stepwise or self.method.needs_gradients:
             raise RecipeError(f"ZOOptimizer: a round of {self.method.name} is more than one zeroth-order step")
         if getattr(self.method, "population", 1) > 1 or (settings and method is not None):
             raise RecipeError("ZOOptimizer: give settings or a method; and no population, which divides batches")
+        self.method = self.method.model_copy(update={"batch": 1})  # a closure is one example, measured once
         try:
             self.space = ParameterSpace(model, self.method.blocks)
             self.method.check(self.space.layout)
