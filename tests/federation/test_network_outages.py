@@ -6,14 +6,16 @@ import random
 import shutil
 import signal
 import time
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
 
-from fedseed.errors import NetworkError
+from fedseed.errors import MessageError, NetworkError
+from fedseed.federation import replica
 from fedseed.federation.answers import Answers
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.protocol import plan_message
+from fedseed.federation.protocol import Entry, plan_message
 from support.heard import Heard
 from support.network import until
 from support.problem import METHODS
@@ -109,8 +111,8 @@ def test_a_server_that_comes_back_with_an_older_log(case, problem, network, serv
 def test_a_plan_of_a_log_that_was_set_back_is_in_nobodys_way():
     """A coordinator that makes rounds again asks for the first; what was asked before it waits no longer."""
     hosted = SimpleNamespace(items={}, secure=None)
-    replica = SimpleNamespace(hosted=hosted, end=None, at=0, version=0, current=True, numbers={})
-    answers = Answers(replica, SimpleNamespace(welcome=True))
+    copy = SimpleNamespace(hosted=hosted, end=None, at=0, version=0, current=True, numbers={})
+    answers = Answers(copy, SimpleNamespace(welcome=True))
     for number in (2, 2, 1):
         plan = Message(MessageKind.PLAN, 5, number, EVERYBODY, b"").encode()
         answers.hear(plan_message([], True, plan))
@@ -145,3 +147,17 @@ def test_who_comes_after_the_end_gets_the_model(name, problem, network, shared_s
     said.note = note
     with pytest.raises(NetworkError, match="seen"):
         other.run()
+
+
+@pytest.mark.parametrize("begins_again", [True, False])
+def test_a_step_whose_object_a_server_has_lost_is_asked_for_again_or_passed_over(begins_again, monkeypatch):
+    """It was handed out before the server came back with an older store; a header after it begins the log again."""
+    monkeypatch.setattr(replica, "MISSED_SECONDS", 0.0)
+    entries = [Entry("T", b"lost"), Entry("M", b""), *([Entry("H", b"")] if begins_again else [])]
+    one = SimpleNamespace(_log=SimpleNamespace(missed=None), _queue=deque(entries[1:]))
+    asyncio.run(replica.Replica._miss(one, entries[0], MessageError("it is not there")))
+    assert [entry.kind for entry in one._queue] == (["H"] if begins_again else ["T", "M"])
+    if not begins_again:
+        one._log.missed -= replica.WEIGHTS_PATIENCE_SECONDS
+        with pytest.raises(NetworkError, match="a step of the log can't be had: it is not there"):
+            asyncio.run(replica.Replica._miss(one, one._queue.popleft(), MessageError("it is not there")))

@@ -18,7 +18,7 @@ from fedseed.reports.progress import Progress
 from fedseed.transport.base import ClientEnd, Stop
 
 WEIGHTS_PATIENCE_SECONDS = 60.0  # how long newer weights may take to come when older ones have been deleted
-
+MISSED_SECONDS = 0.1  # until an object that is not there is asked for again
 
 MOST_REPAIRS = 3
 
@@ -30,6 +30,7 @@ class _Log:
     link: bytes  # of the last step that was taken from it
     incarnation: str = ""  # as its header says; "": the header has not come
     following: Stop | None = None  # ends that its entries are handed out
+    missed: float | None = None  # since when a step's object is not there
     looking: bool | None = False  # no coordinator has said that it is this run's; None: looked at, it is another's
 
 
@@ -115,7 +116,7 @@ class Replica:
     async def _begin(self) -> None:
         await self.stop()  # nothing of another log comes any more
         self._queue.clear()
-        self._log.incarnation = ""
+        self._log.incarnation, self._log.missed = "", None
         if self.at:
             await self._take_base()
         self._log.following = await self.end.follow(0, self._take)
@@ -174,12 +175,16 @@ class Replica:
                 mark = None
                 after, carried = read_step(entry)
                 # whole weights of their own object are fetched when it is known that they are the newest
-                message = None if self.replaces and is_stored(carried) else await fetch(self.end, carried, None)
+                try:
+                    message = None if self.replaces and is_stored(carried) else await fetch(self.end, carried, None)
+                except MessageError as error:
+                    await self._miss(entry, error)
+                    break
                 if message is not None and link(self._log.link, message) != after:
                     number = self.at + len(steps) + 1
                     await self._begin_again(f"step {number} of the log does not follow those that were applied")
                     return
-                self._log.link = after
+                self._log.link, self._log.missed = after, None
                 steps.append(carried if message is None else message)
             elif entry.kind == "M":
                 mark = read_mark(entry)
@@ -189,6 +194,25 @@ class Replica:
             await self._apply(steps)
         if mark is not None and mark[0] == self.at and self.current:
             await self._compare(mark[1])
+
+    async def _miss(self, entry: Entry, error: MessageError) -> None:
+        """A step's object is not there: it is asked for again, or passed over where the log begins again after it.
+
+        A server that comes back with an older store has lost the objects of steps that it had handed out.
+
+        Raises:
+            NetworkError: it has not come for a minute.
+        """
+        self._log.missed = self._log.missed or time.monotonic()
+        if any(isinstance(later, Entry) and later.kind == "H" for later in self._queue):
+            while not (isinstance(later := self._queue[0], Entry) and later.kind == "H"):
+                self._queue.popleft()
+            self._log.missed = None
+        elif time.monotonic() > self._log.missed + WEIGHTS_PATIENCE_SECONDS:
+            raise NetworkError(f"a step of the log can't be had: {error}") from error
+        else:
+            self._queue.appendleft(entry)
+            await asyncio.sleep(MISSED_SECONDS)
 
     async def _fits(self, header: Entry) -> bool:
         """Returns whether the log is this run's. Raises FedseedError if it must be, because the coordinator says so."""
