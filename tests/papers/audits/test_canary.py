@@ -122,4 +122,5 @@ def test_it_is_at_chance_at_epsilon_1():
     private = read_recipe("digits-feedsign", [*short, "method.epsilon=0.05", "method.learning_rate=0.02"])
     test = canary_test(private, Planned(3, 100, copies=8))
     assert test.spent["epsilon_pure"] == pytest.approx(1.0) and test.epsilon <= 1
-    assert test.found <= 1 and not test.contradicts  # two by chance: 3 in 10,000
+    # One by chance: 3 in 100, and shows at 95% confidence more than the 0.44 accounted at delta; two: 3 in 10,000.
+    assert test.found <= 1 and test.epsilon_at_least <= test.spent["epsilon_pure"]
