@@ -213,12 +213,14 @@ class Run(ABC):
                         f"round {line.round}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
                         f"{ratio:.0%} of |w|; lower the local rate or global_rate, or raise directions"
                     )
-                if stopping.diverged(metrics) == line.round:
+                evaluated = "loss" in line.metrics  # other rounds say nothing, and each look goes through all lines
+                if evaluated and stopping.diverged(metrics) == line.round:
                     self.progress.warn(
                         f"round {line.round}: the run has diverged: its loss is {line.metrics['loss']:.3g}; lower the "
                         "rates, or look at who sends what (its metrics say what was refused)"
                     )
-                if (still := stopping.standing(metrics, settings.rounds)) is not None and still[0] == line.round:
+                still = stopping.standing(metrics, settings.rounds) if evaluated else None
+                if still is not None and still[0] == line.round:
                     key, rate = rate_of(settings.method) or ("its rate", nan)
                     self.progress.warn(
                         f"round {still[0]}: the loss has hardly moved, from {still[1]:.5g} to {still[2]:.5g}: at this "

@@ -692,10 +692,18 @@ def _fold_span(sums, span, units, x, start):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _project_some(sums, first, last, units, x, start, from_span):  # type: ignore[no-untyped-def]
+def _add_rows(out, rows):  # type: ignore[no-untyped-def]
+    """out += the rows, one after the other."""
+    for row in range(len(rows)):
+        for i in range(out.size):
+            out[i] += rows[row, i]
+
+
+@njit(cache=True)
+def _project_run(sums, tasks, units, x, start, from_span, first=0):  # type: ignore[no-untyped-def]
     """Some tasks: each is a span of a fold, or a span and a group of directions."""
     groups = (sums.shape[1] + _GROUP - 1) // _GROUP
-    for task in range(first, last):
+    for task in range(first, first + tasks):
         if units[0].kind == TABLE:
             _fold_span(sums[task], from_span + task, units, x, start)
         else:
@@ -706,7 +714,7 @@ def _project_some(sums, first, last, units, x, start, from_span):  # type: ignor
 @njit(cache=True, parallel=True)
 def _project(sums, tasks, units, x, start, from_span):  # type: ignore[no-untyped-def]
     for task in prange(tasks):
-        _project_some(sums, task, task + 1, units, x, start, from_span)
+        _project_run(sums, 1, units, x, start, from_span, task)
 
 
 # -- words for the host ----------------------------------------------------------------------------------------------
@@ -901,16 +909,10 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
     x = np.ascontiguousarray(x, dtype=np.float32)
     spans = -(-(start + x.size) // _SPAN) - start // _SPAN if x.size else 0
     few = x.size * (1 if kind == TABLE else count) <= _RUN  # threads would take longer to start
-
-    def summed(sums: NDArray[Any], tasks: int, from_span: int) -> NDArray[Any]:
-        if few:
-            _project_some(sums, 0, tasks, units, x, start, from_span)
-        else:
-            _project(sums, tasks, units, x, start, from_span)
-        return sums
-
+    act = _project_run if few else _project
     if kind != TABLE:
-        sums = summed(np.zeros((max(1, spans), count)), spans * -(-count // _GROUP), start // _SPAN)
+        sums = np.zeros((max(1, spans), count))
+        act(sums, spans * -(-count // _GROUP), units, x, start, start // _SPAN)
         return reference.sum_in_order(sums, axis=0)
     width = max(spec.tile, _CHUNK)
     columns = []
@@ -919,7 +921,9 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
         wave = max(1, (1 << 22) // width)  # spans at a time: bounds the memory for their sums by 16 MiB
         for from_span in range(0, spans, wave):
             sums = np.zeros((min(wave, spans - from_span), width), dtype=np.float32)
-            for span in summed(sums, len(sums), start // _SPAN + from_span):
-                folded += span
-        columns.append(reference.fold_columns(folded, spec.tile))
+            act(sums, len(sums), units, x, start, start // _SPAN + from_span)
+            _add_rows(folded, sums)
+        column = np.zeros(spec.tile)
+        _add_rows(column, folded.reshape(-1, spec.tile))
+        columns.append(column)
     return np.concatenate(columns) if columns else np.zeros(0)
