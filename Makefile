@@ -6,6 +6,7 @@
 # make trackers   installs all trackers (W&B, MLflow) and runs their tests
 # make mutate       makes small mistakes in the code and sees whether a test fails (scripts/mutate.py)
 # make docs       the documentation as a site, in build/site; its notebook is run (make notebook stores its outputs)
+# make dist       builds both packages into dist/, checks them and tries their wheels, as a release does
 # make packages   installs the wheels and all that they need into an empty environment, and does what the README says
 # each of them sets up what is missing first
 
@@ -33,7 +34,7 @@ endef
 # what Python has compiled is kept, whatever the environment says: tests start a hundred processes, which all import it
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup quickstart check test slow trackers gpu docs notebook packages mutate lint kernels clean nats
+.PHONY: setup quickstart check test slow trackers gpu docs notebook dist packages mutate lint kernels clean nats
 
 setup: $(VENV)/ready
 
@@ -97,6 +98,15 @@ docs-serve: docs  # a browser searches no site that is opened from the disk
 
 notebook: setup
 	@$(BIN)/python scripts/run_notebook.py
+
+# apart from .venv, as it is made in a release: tools, then an empty environment without torch, as a coordinator's
+dist:
+	@rm -rf dist build/dist && $(PYTHON) -m venv build/dist/tools && $(PYTHON) -m venv build/dist/empty
+	@build/dist/tools/bin/pip install --quiet build twine
+	@build/dist/tools/bin/python -m build --outdir dist . && build/dist/tools/bin/python -m build --outdir dist papers
+	@build/dist/tools/bin/twine check --strict dist/*
+	@build/dist/empty/bin/pip install --quiet dist/fedseed-*.whl && build/dist/empty/bin/pip install --quiet --no-deps dist/fedseed_papers-*.whl
+	@build/dist/empty/bin/fedseed --version && build/dist/empty/bin/fedseed list recipes >/dev/null && ls -l dist
 
 packages: setup
 	@FEDSEED_SLOW=1 FEDSEED_FROM_INDEX=1 $(BIN)/python -m pytest tests/test_packages.py

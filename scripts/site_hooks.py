@@ -37,7 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.remove(file)
             for made in _notebook(file, config):
                 files.append(made)
-    sources = sorted((ROOT / "docs").glob("*.md"))
+    sources = sorted((ROOT / "docs").rglob("*.md"))
     taken: set[str] = set()
     while sources:
         path = sources.pop()

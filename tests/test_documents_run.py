@@ -149,7 +149,7 @@ PAGES = {
     "data.md": (data, {"chats.toml": ["method.training.steps=1"]}),
     "extending.md": (extending, {}),
     "federation.md": (federation, {}),
-    "memory.md": (own, {}),
+    "machines.md": (own, {}),
     "models.md": (models, {}),
     "own-code.md": (None, {}),
     "privacy.md": (None, {}),

@@ -1,6 +1,12 @@
-"""The Compose files: they parse, refer to what is there, and `fedseed` takes their commands. Docker is not needed."""
+"""The image and the Compose files: they refer to what is there, `fedseed` takes their commands; the image starts.
 
+Docker is needed for the last alone.
+"""
+
+import re
+import subprocess
 from pathlib import Path
+from shutil import which
 
 import pytest
 import typer
@@ -8,7 +14,8 @@ import yaml
 
 from fedseed.cli import app as cli
 
-FOLDER = Path(__file__).parents[2] / "examples" / "compose"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "compose"
 FILES = ("server.yaml", "site.yaml")
 
 
@@ -24,3 +31,34 @@ def test_fedseed_takes_the_commands(name):
         assert context.params and not context.args
     for command in services.values():
         assert all(isinstance(word, str) for word in command["command"])
+
+
+def test_the_image_takes_what_the_start_page_installs():
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    [torch] = re.findall(r"^ARG TORCH=(\S+)$", text, re.MULTILINE)
+    assert f"torch=={torch} " in (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    seen = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for line in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE):
+        for name in line.split():
+            assert (ROOT / name).exists() and f"!{name}" in seen
+    for name in FILES:  # both build it: the file is at the root of what they send
+        for service in yaml.safe_load((FOLDER / name).read_text())["services"].values():
+            if "build" in service:
+                assert (FOLDER / service["build"]["context"] / "Dockerfile").is_file()
+
+
+def docker(*words):
+    return subprocess.run(["docker", *words], capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["coordinator", "train"])
+def test_the_image_is_built_and_starts(side):
+    if which("docker") is None or docker("info").returncode:
+        pytest.skip("no Docker daemon answers")
+    built = docker("build", "--quiet", "--build-arg", f"SIDE={side}", "--tag", f"fedseed-test-{side}", str(ROOT))
+    assert built.returncode == 0, built.stderr[-2000:]
+    words = ["--version"] if side == "coordinator" else ["run", "words-feedsign", "--set", "rounds=1"]
+    done = docker("run", "--rm", f"fedseed-test-{side}", *words)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "fedseed 0." in done.stdout or "weights digest" in done.stdout

@@ -1,11 +1,19 @@
-"""Figures for Prometheus, read with its own parser."""
+"""Figures for Prometheus, read with its own parser; the board and the alarms that show them."""
+
+import json
+import re
 
 import pytest
+import yaml
 
 from fedseed.errors import FedseedError, RecipeError
+from fedseed.metrics import METRICS
 from fedseed.reports.prometheus import Exporter
 from fedseed.reports.results import RoundLine
+from support.documents import ROOT
 from support.reports import STATUS, read_figures
+
+FOLDER = ROOT / "examples" / "monitoring"
 
 
 @pytest.fixture
@@ -36,3 +44,28 @@ def test_a_taken_port_and_a_missing_package(exporter, monkeypatch):
     monkeypatch.setattr("fedseed.reports.prometheus.find_spec", lambda name: None)
     with pytest.raises(RecipeError, match=r"--metrics-port needs the package prometheus_client: .*prometheus"):
         Exporter(0)
+
+
+def asked(query):
+    """The figures that a query names."""
+    return set(re.findall(r"\bfedseed_\w+", query))
+
+
+def test_the_board_shows_every_figure_and_no_other(exporter):
+    """Of metrics those that fedseed declares: a recipe's own have other names."""
+    last = {name: 1.0 for name, metric in METRICS.items() if metric.shown}
+    exporter.attach(lambda: STATUS | {"last": last})
+    figures = read_figures(exporter)
+    there = {name for name, *_ in figures}
+    board = json.loads((FOLDER / "board.json").read_text(encoding="utf-8"))
+    targets = [target for panel in board["panels"] for target in panel["targets"]]
+    assert set().union(*(asked(target["expr"]) for target in targets)) == there
+    for variable in board["templating"]["list"]:
+        assert asked(variable["query"]) <= there
+    with_labels = {"client": "fedseed_refused_messages_total", "direction": "fedseed_payload_bytes_total"}
+    for target in targets:
+        for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
+            assert asked(target["expr"]) == {with_labels[label]}
+    rules = yaml.safe_load((FOLDER / "alarms.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
+    for rule in rules:
+        assert asked(rule["expr"]) <= there and (asked(rule["expr"]) or rule["expr"].startswith("up{"))
