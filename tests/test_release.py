@@ -20,7 +20,9 @@ def test_what_it_runs_is_there():
     recipe = re.search(r"^dist:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
     assert "-m build --outdir dist ." in recipe and "-m build --outdir dist papers" in recipe
     assert "twine check --strict dist/*" in recipe and "fedseed --version" in recipe
-    folders = {step["with"]["path"] for job in JOBS.values() for step in job["steps"] if "artifact" in step.get("uses", "")}
+    folders = {
+        step["with"]["path"] for job in JOBS.values() for step in job["steps"] if "artifact" in step.get("uses", "")
+    }
     assert folders == {"dist/"}  # what the publishing step takes when it is told of no other
 
 
