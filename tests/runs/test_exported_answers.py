@@ -111,7 +111,7 @@ def test_an_exported_model_answers_in_transformers_as_here(tmp_path, quickly, ki
         with torch.no_grad():
             answer = model.generate(**asked, max_new_tokens=8, do_sample=False)[0]
         new = answer[0 if kind == "t5" else asked["input_ids"].shape[1] :]
-        answers.add(writer.after(prompt))
+        answers.add(writer.after(prompt).text)
         assert tokenizer.decode(new, skip_special_tokens=True) in answers
     assert len(answers) > 1
 
@@ -144,7 +144,9 @@ def test_a_template_of_the_recipe_is_exported(tmp_path, quickly):
         answer = model.generate(**asked, max_new_tokens=8, do_sample=False)[0, asked["input_ids"].shape[1] :]
     there = open_tuned(find_source(str(tmp_path / "run")))
     assert there.processor.chat_template == ours.processor.chat_template == OWN
-    assert Writer(there.model, there.processor, 8).answer(turns) == tokenizer.decode(answer, skip_special_tokens=True)
+    assert Writer(there.model, there.processor, 8).answer(turns).text == tokenizer.decode(
+        answer, skip_special_tokens=True
+    )
 
 
 def test_a_tokenizer_that_is_written_as_another_one_is_refused(tmp_path):

@@ -284,7 +284,7 @@ def _check_no_sweep(recipe: str) -> None:
 
 
 GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Begin": (looking.new, tune_rate, run, results.evaluate, results.generate, results.export),
+    "Begin": (looking.new, tune_rate, run, results.evaluate, results.generate, results.export, results.serve_model),
     "Federate": (network.keys, network.serve, network.join, network.status, pages.watch, network.verify),
     "Look": (pages.report, compare, looking.list_, looking.explain, looking.preview, looking.partition, looking.bench),
 }

@@ -1,8 +1,9 @@
-"""`fedseed export`, `evaluate` and `generate`: what comes of a run, in one's hands."""
+"""`fedseed export`, `evaluate`, `generate` and `serve-model`: what comes of a run, in one's hands."""
 
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ import typer
 from rich.table import Table
 
 from fedseed.cli.common import JsonOption, Placing, PluginOption, Reading, answer, console, grouped, say, stepping
-from fedseed.errors import RecipeError
+from fedseed.errors import FedseedError, RecipeError, plural, to_install
 from fedseed.reports.progress import Screen
 from fedseed.text import clean
 
@@ -187,9 +188,9 @@ def generate(
     for one in wanted:
         if isinstance(one, str):
             asked = [*turns, {"role": "user", "content": one}]
-            text = writer.answer(asked) if chat else writer.after(one)
+            text = (writer.answer(asked) if chat else writer.after(one)).text
         else:
-            text = writer.answer([*turns, *one])
+            text = writer.answer([*turns, *one]).text
         lines = file is not None and file.suffix == ".jsonl"
         print(json.dumps({"prompt": one, "response": text}, ensure_ascii=False) if lines else _seen(text))
 
@@ -245,5 +246,41 @@ def _talk(writer: "Writer", chat: bool, turns: list[dict[str, str]]) -> None:
             return
         if chat:
             turns.append({"role": "user", "content": said})
-            turns.append({"role": "assistant", "content": writer.answer(turns)})
-        print(_seen(turns[-1]["content"] if chat else writer.after(said)))
+            turns.append({"role": "assistant", "content": writer.answer(turns).text})
+        print(_seen(turns[-1]["content"] if chat else writer.after(said).text))
+
+
+@grouped
+def serve_model(
+    orbits: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN|ORBIT...",
+            help="Runs' folders or orbits of one base, called by the folder's or file's name, or as NAME=PATH says.",
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="The address. Default: this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any that is free.")] = 8000,
+    keep: Annotated[int, typer.Option(min=0, help="Weights of so many models, used last, stay in memory.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The most new tokens of an answer.")] = 1024,
+    plugin: PluginOption = None,
+    *,
+    placing: Placing,
+) -> None:
+    """Serve the models of many orbits on one base in memory, as OpenAI's interface has it."""
+    try:
+        from fedseed.own.server import Service
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise FedseedError(f"serve-model needs {error.name}: {to_install('serve')}") from error
+    from fedseed.models.loading import quiet
+
+    quiet()
+    service = Service(orbits, placing.base, placing.device, keep, max_tokens)
+
+    def ready(address: str) -> None:
+        say(f"{plural(len(service.templates), 'model')}: {address} (Ctrl-C ends)")
+
+    with suppress(KeyboardInterrupt):
+        service.serve(host, port, ready)

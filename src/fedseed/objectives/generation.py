@@ -1,7 +1,8 @@
 """Text that a language model writes for a person: after a prompt, or as the next turn of a conversation."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +38,22 @@ def continued(
     return made
 
 
+class Written(NamedTuple):
+    """A text that a model has written.
+
+    Args:
+        text: it, without special tokens, up to what stops it.
+        asked: tokens that the model was given.
+        new: tokens that it has written.
+        ended: it came to its end; otherwise there was no more room.
+    """
+
+    text: str
+    asked: int
+    new: int
+    ended: bool
+
+
 class Writer:
     """A model that writes.
 
@@ -47,6 +64,7 @@ class Writer:
         temperature: 0: always the likeliest token; above: drawn, the more evenly the higher.
         top_p: draw from the likeliest tokens that together have this probability.
         seed: of what is drawn: the same text for the same seed on one machine.
+        stops: texts that end what is written; it is cut before the first one.
 
     Raises:
         RecipeError: the model writes no text.
@@ -54,7 +72,7 @@ class Writer:
 
     def __init__(
         self, model: Any, tokenizer: Any, max_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
-        seed: int = 0,
+        seed: int = 0, stops: Sequence[str] = (),
     ) -> None:  # fmt: skip
         whole = model.get_base_model() if adapters.is_installed(model) else model
         if not getattr(whole, "can_generate", lambda: False)():
@@ -63,6 +81,7 @@ class Writer:
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.seed = seed
+        self.stops = stops
         self._encodes = bool(getattr(whole.config, "is_encoder_decoder", False))
         ends = getattr(whole.generation_config, "eos_token_id", None)
         self._ends = sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
@@ -70,12 +89,12 @@ class Writer:
         if temperature > 0:
             self._how |= {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
 
-    def after(self, prompt: str) -> str:
+    def after(self, prompt: str) -> Written:
         """Returns what follows a prompt, which the model sees as training has shown it prompts: as it stands."""
         start = () if self._encodes else beginning(self.tokenizer)
         return self._write([*start, *self._ids(prompt, self._encodes)])
 
-    def answer(self, turns: Turns) -> str:
+    def answer(self, turns: Turns) -> Written:
         """Returns the assistant's next turn, by the tokenizer's chat template.
 
         Args:
@@ -100,7 +119,7 @@ class Writer:
         found: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return found
 
-    def _write(self, ids: Sequence[int]) -> str:
+    def _write(self, ids: Sequence[int]) -> Written:
         if not ids:
             raise RecipeError("the prompt is empty")
         limit = None if self._encodes else longest_input(self.model)
@@ -109,7 +128,18 @@ class Writer:
             raise FedseedError(f"the prompt has {len(ids):,} tokens, the model has {limit:,} positions: shorten it")
         device, pad = next(self.model.parameters()).device, self.tokenizer.pad_token_id
         pad = self._ends[0] if pad is None and self._ends else pad
+        more = {"stopping_criteria": [partial(self._stopped, 0 if self._encodes else len(ids))]} if self.stops else {}
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self.seed)
-            (new,) = continued(self.model, [ids], pad, room, self._encodes, **self._how)
-        return str(self.tokenizer.decode(new, skip_special_tokens=True))
+            (new,) = continued(self.model, [ids], pad, room, self._encodes, **self._how, **more)
+        text = self._text(new)
+        found = [at for stop in self.stops if (at := text.find(stop)) >= 0]
+        return Written(text[: min(found, default=None)], len(ids), len(new), bool(found) or new[-1] in self._ends)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _stopped(self, start: int, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        """Says to transformers whether the text from a token on holds one that stops it."""
+        text = self._text(ids[0, start:].tolist())
+        return torch.tensor([any(stop in text for stop in self.stops)], device=ids.device)

@@ -181,15 +181,31 @@ def best_round(source: Source, metric: str) -> int:
 
 def _equipped(header: Header, path: Path, base: str | None, device: str) -> tuple[Any, Any]:
     """Returns the base that a header names, with the adapter that is tuned, at the first weights."""
+    from fedseed.orbit.replay import equip
+
+    model, processor = base_of(header, path, base, device)
+    return equip(header, model), processor
+
+
+def base_of(header: Header, path: Path, base: str | None = None, device: str = "cpu") -> tuple[Any, Any]:
+    """Returns the base that a header names, and its tokenizer (or image processor).
+
+    Args:
+        header: the orbit's.
+        path: the orbit's file: a base of a relative path is looked for from there, too.
+        base: where the base is: a name, its folder, or a folder with several; None: where the run had it.
+        device: where the model is to lie.
+
+    Raises:
+        RecipeError: it is not found.
+    """
     from fedseed.models.heads import Head
     from fedseed.models.loading import PACKAGED, find_base, load_model
-    from fedseed.orbit.replay import digest_of_base, equip
+    from fedseed.orbit.replay import digest_of_base
 
     head = Head(header.classes, header.seed) if header.classes else None
     if base is not None:
-        digest = partial(digest_of_base, header)
-        model, processor = find_base(base, header.dtype, header.base_digest, digest, head, device)
-        return equip(header, model), processor
+        return find_base(base, header.dtype, header.base_digest, partial(digest_of_base, header), head, device)
     # as the recipe gave it, where it was then, or as the recipe gave it from where the file is
     place, given = header.base, Path(header.base).expanduser()
     if place and place not in PACKAGED:
@@ -197,10 +213,9 @@ def _equipped(header: Header, path: Path, base: str | None, device: str) -> tupl
         places = (given, *filter(None, [header.base_folder]), *above)
         place = next((str(one) for one in places if (Path(one) / "config.json").is_file()), place)
     try:
-        model, processor = load_model(place, header.dtype, head=head, device=device)
+        return load_model(place, header.dtype, head=head, device=device)
     except RecipeError as error:
         raise RecipeError(f"{path}: its base: {error}; or say where it is with --base") from error
-    return equip(header, model), processor
 
 
 def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
