@@ -28,9 +28,6 @@ CASES = {
     "forward pass": ["method.name=feedsign", "method.batch=2"],
     "FeedSign": ["method.name=feedsign", "method.batch=2"],
     "FedKSeed": ["method.name=fedkseed", "method.steps=2", "method.batch=4"],
-    "FedKSeed, base in memory": [
-        "method.name=fedkseed", "method.steps=2", "method.batch=4", "model.offload_base=false",
-    ],
     "FedAvg, AdamW": ["method.name=fedavg", *FIRST],
     "FedAvg, SGD, 16 examples at a time": ["method.name=fedavg", *FIRST, *SGD, *MANY],
     "FedAvg, SGD, 16 examples, checkpointed": [

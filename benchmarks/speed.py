@@ -20,7 +20,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it
 
@@ -262,11 +262,9 @@ def lowrank() -> None:
         print(f"one direction of {kind}: {timed(lambda k=kind: space.add(Basis(k, 7), [1.0], 1e-9)) * 1e3:.0f} ms")
 
 
-def one_client(
-    method: Method, model: torch.nn.Module, offload_base: bool | Literal["auto"] = "auto"
-) -> tuple[Callable[[int], None], Worker]:
+def one_client(method: Method, model: torch.nn.Module) -> tuple[Callable[[int], None], Worker]:
     """A function that runs one round of a federation of one client, and its worker."""
-    worker = Worker(model, method, Ready(), 1, offload_base=offload_base)
+    worker = Worker(model, method, Ready(), 1)
     coordinator = Coordinator(method, worker.space.layout, 1, [16], 1)
     items = examples(16)
 
@@ -418,11 +416,11 @@ def child(name: str) -> None:
         def act() -> None:
             objective.losses(model, items[:1]).sum().backward()  # type: ignore[no-untyped-call]
 
-    elif name in ("feedsign", "fedkseed", "fedkseed, base in memory"):
+    elif name in ("feedsign", "fedkseed"):
         method: Method = FeedSign(basis="rademacher", learning_rate=1e-9, batch=1)
         if name != "feedsign":
             method = FedKSeed(basis="hadamard", candidates=4096, learning_rate=1e-9, steps=2)
-        round_, _ = one_client(method, model, offload_base=False if "memory" in name else "auto")
+        round_, _ = one_client(method, model)
 
         def act() -> None:
             round_(1)
@@ -450,14 +448,14 @@ def child(name: str) -> None:
 def memory() -> None:
     """Peak resident memory of a step and of a streaming round, each in a process of its own."""
     found = {}
-    for name in ("forward", "feedsign", "fedkseed", "fedkseed, base in memory", "activations", "ordinary", "streaming"):
+    for name in ("forward", "feedsign", "fedkseed", "activations", "ordinary", "streaming"):
         out = subprocess.run([sys.executable, __file__, "--child", name], capture_output=True, text=True, check=True)
         found[name] = [float(x) for x in out.stdout.split()]
     largest = 50_272 * 768 * 4 / 2**20
     print("\n| memory, MB | before | peak |\n|---|---|---|")
     for name, (before, peak) in found.items():
         print(f"| {name} | {before:.0f} | {peak:.0f} |")
-    for name in ("feedsign", "fedkseed", "fedkseed, base in memory"):
+    for name in ("feedsign", "fedkseed"):
         print(f"{name}: {found[name][1] / found['forward'][1]:.3f} times a plain forward pass's peak")
     over = found["streaming"][1] - found["activations"][1]
     print(f"streaming Ferret: weights + activations + {over / largest:.2f} times the largest layer ({largest:.0f} MB)")

@@ -77,8 +77,7 @@ def test_parts_are_those_of_the_method():
     assert parts("quickstart-fedavg") == {**trained, "optimiser's averages": 2 * WEIGHTS, **logits(10)}
     assert parts("small-feedsign", "method.optimizer=adam") == {"averages of the steps": 2 * WEIGHTS, **logits(10)}
     assert parts("small-mezo", "method.optimizer=hiso")["averages of the steps"] == WEIGHTS  # the diagonal
-    assert parts("small-fedkseed", "model.offload_base=false") == {"copy of the base": WEIGHTS, **logits(10, 4)}
-    assert parts("small-fedkseed", "model.offload_base=true") == logits(10, 4)
+    assert parts("small-fedkseed") == {"copy of the base": WEIGHTS, **logits(10, 4)}
     assert next(iter(logits(256))) in dict(of("quickstart-ferret").parts)  # the model's positions
     adapted = of("quickstart-fedavg", "model.adapter.kind=lora")
     assert dict(adapted.parts)["gradients"] == 4 * adapted.trained < 400_000 < adapted.parameters

@@ -8,8 +8,7 @@ import torch
 from fedseed import FedMeZO, Orbit, ParameterSpace
 from fedseed.errors import MessageError
 from fedseed.methods.dense import Weights
-from fedseed.methods.fedmezo import Rate, Trace, Traces, phi
-from fedseed.methods.payload import Nothing
+from fedseed.methods.fedmezo import Rate, Trace, phi
 from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import Layout, TensorEntry
 from support.made_up import MadeUp
@@ -59,7 +58,7 @@ def test_local_steps_by_hand(travel, personal, population):
     )  # fmt: skip
     state, client = method.start(LAYOUT, 7), MadeUp(LOSSES)
     rate = 0.75 * (0.2 if personal == "constant" else 0.3)
-    update = method.train(state, Nothing() if personal == "constant" else Rate(0.3), client)
+    update = method.train(state, Rate(None if personal == "constant" else 0.3), client)
     mine = [np.float32(rate * rho / population) for rho in (2.0, 0.0, -0.5, 0.0)]
     seed = derive(7, Domain.CLIENT_SEED, 2, 4)
     expected = [(seed, at, mine[at : at + population], -1.0) for at in (0, 2)]
@@ -81,7 +80,7 @@ def test_a_round_leaves_the_signals_that_the_rates_follow(travel, personal):
     state = method.start(LAYOUT, 1)
     loss = 1.5 if method.losses_travel else None
     if travel == "pairs":
-        made = [(3, 0.5, Trace(loss, np.float32([0.25]))), (5, 0.5, Trace(loss, np.float32([-0.5])))]
+        made = [(i, 0.5, Trace(np.float32([at]), loss=loss)) for i, at in ((3, 0.25), (5, -0.5))]
     else:
         made = [
             (3, 0.5, Weights(np.float32([1, 2]).tobytes(), loss=loss)),
@@ -90,13 +89,21 @@ def test_a_round_leaves_the_signals_that_the_rates_follow(travel, personal):
     round_ = answers(1, made)
     after = method.advance(method.remember(state, round_), method.aggregate(state, round_))
     assert after.done == 1
-    # half of what lies between two; orthogonal directions of length sqrt(2)
-    far = 2.5 if travel == "tensors" else (2 * (0.125**2 + 0.25**2)) ** 0.5
+    # half of what lies between two; of pairs, in multiples of their orthogonal directions' length
+    far = 2.5 if travel == "tensors" else (0.125**2 + 0.25**2) ** 0.5
     signal = 1.5 if method.losses_travel else pytest.approx(far)
-    assert after.signals == ({} if personal in ("constant", "random") else {3: (signal,), 5: (signal,)})
-    assert method.remember(after, answers(2, [])).signals == after.signals
-    assert method.remember(state, round_).signals == ({} if travel == "pairs" else after.signals)
-    assert state.load_state_dict(after.state_dict()).signals == after.signals
+    assert after.signals.tolist() == ([] if personal in ("constant", "random") else [[3, signal], [5, signal]])
+    assert method.remember(after, answers(2, [])).signals is after.signals
+    assert len(method.remember(state, round_).signals) == (0 if travel == "pairs" else len(after.signals))
+    assert state.load_state_dict(after.state_dict()).signals.tolist() == after.signals.tolist()
+
+
+def test_five_signals_of_a_client_are_remembered():
+    state = FedMeZO(personal="loss-5").start(LAYOUT, 1)
+    for number in range(7):
+        state = state.after({3: float(number)} if number else {3: 0.0, 5: 9.0})
+    assert state.signals_of(3) == [2.0, 3.0, 4.0, 5.0, 6.0] and state.signals_of(5) == [9.0]
+    assert plan(FedMeZO(personal="loss-5"), state, 8, 3, [3, 5]).rate == pytest.approx(1e-5 * 0.5)
 
 
 def test_a_random_rate_is_the_streams():
@@ -124,22 +131,18 @@ def test_what_is_wrong_is_refused():
     space = ParameterSpace(torch.nn.Linear(3, 2))
     pairs = FedMeZO(steps=2, personal="loss", learning_rate=1e-3)
     state = pairs.start(space.layout, 1)
-    good = Trace(1.5, np.array([1e-3, 2e-3], dtype=np.float32))
+    good = Trace(np.array([1e-3, 2e-3], dtype=np.float32), loss=1.5)
     assert pairs.decode_update(state, 1, good.encode()).loss == 1.5
-    both = [replace(good, client=1, weight=0.5)] * 2
     cases = [
         (lambda: pairs.decode_update(state, 1, good.encode()[:-4]), "too short"),
         (lambda: pairs.decode_update(state, 1, good.encode() + b"1234"), "left over"),
-        (lambda: pairs.decode_update(state, 1, Trace(1.5, good.scalars * 1e7).encode()), "is accepted"),
-        (lambda: pairs.decode_update(state, 1, Trace(float("nan"), good.scalars).encode()), "finite"),
-        (lambda: pairs.decode_plan(state, Rate(1.0).encode()), "is possible"),
-        (lambda: pairs.decode_step(state, Traces((replace(good, client=0, weight=2.0),)).encode()), "weight of 2"),
-        (lambda: pairs.decode_step(state, Traces(tuple(both)).encode()), "after"),
+        (lambda: pairs.decode_update(state, 1, replace(good, scalars=good.scalars * 1e7).encode()), "is accepted"),
+        (lambda: pairs.decode_update(state, 1, replace(good, loss=nan).encode()), "finite"),
     ]
     for call, text in cases:
         with pytest.raises(MessageError, match=text):
             call()
-    with pytest.raises(ValueError, match="need travel"):
+    with pytest.raises(ValueError, match="needs travel"):
         FedMeZO(global_rate=0.5)
     with pytest.raises(ValueError, match="stochastic"):
         FedMeZO(small_steps="stochastic")
@@ -154,7 +157,7 @@ def test_shared_directions_make_one_branch_which_learns_and_is_replayed(problem,
     assert {len(record.payload) for record in orbit.records} == {4 + 8 + 4 * 6}
     method = FedMeZO(**FAST, seeds="shared")
     state = method.start(problem.federation(method).header.layout, 1)
-    made = [Trace(None, np.full(6, value, dtype=np.float32)) for value in (1.0, 4.0)]
+    made = [Trace(np.full(6, value, dtype=np.float32)) for value in (1.0, 4.0)]
     step = method.aggregate(state, answers(1, [(0, 0.75, made[0]), (3, 0.25, made[1])]))
     assert step.parts[0].scalars.tolist() == [1.75] * 6
     for wrong in ({"travel": "tensors"}, {"combine": "exact"}, {"personal": "loss"}, {"personal": "update"}):

@@ -23,8 +23,8 @@ def sent(method, state, update, weight=1.0):
     found = np.zeros(SIZE, dtype=np.float32)
     change = method.change(state, method.aggregate(state, answers(2, [(0, weight, update)])))
     for patch in change.patches:
-        where = np.arange(len(patch.values)) if patch.offsets is None else patch.offsets
-        found[patch.start + where] += patch.values
+        where, values = patch.within(0, SIZE)
+        found[where] += values
     assert change.scale == -method.global_rate
     return found
 

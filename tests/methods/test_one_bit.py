@@ -55,7 +55,7 @@ def test_magnitudes_and_bytes_by_hand():
         assert BitCoefficients(SEED, (np.abs(sent[0]), *sent[1:])).encode() == data
         back = METHOD.decode_update(state, 1, data)
         assert [gamma.tolist() for gamma in back.gammas] == [gamma.tolist() for gamma in sent]
-    with pytest.raises(MessageError, match="more than 18 coefficients: a padding bit is set"):
+    with pytest.raises(MessageError, match="more than 18 numbers of 1 bits: a padding bit is set"):
         METHOD.decode_update(state, 1, data[:-1] + b"\x05")
 
 
@@ -67,7 +67,7 @@ def test_what_no_client_can_have_made_is_refused():
     for wrong, text in (
         (negative, "the magnitude of block 0 is negative"),
         (infinite, "inf"),
-        (data[:-1] + bytes([data[-1] | 0x80]), "more than 11 coefficients: a padding bit is set"),
+        (data[:-1] + bytes([data[-1] | 0x80]), "more than 11 numbers of 1 bits: a padding bit is set"),
         (more, "block 0 has 12 coefficients, 11 are allowed"),
     ):
         with pytest.raises(MessageError, match=text):

@@ -5,7 +5,8 @@ import pytest
 
 from fedseed import TopK
 from fedseed.errors import MessageError
-from fedseed.methods.topk import CHUNK, Combined, Small, check_places, chunks_of, pack, packed_bytes, unpack
+from fedseed.methods.payload import Reader, pack_numbers, unpack_numbers
+from fedseed.methods.topk import CHUNK, Combined, Small, check_places, chunks_of
 from fedseed.weights.layout import Layout, TensorEntry
 
 SIZE = 4 * CHUNK + 100
@@ -14,23 +15,26 @@ STATE = METHOD.start(Layout((TensorEntry("a", (SIZE,), "float32"),), (0, SIZE)),
 
 
 def test_bytes_by_hand():
-    assert pack(np.array([0x123, 0xABC]), 12).hex() == "23c1ab"
-    assert pack(np.array([1, 2, 3, 4, 5]), 3).hex() == "d158"  # 1 + 2 * 8 + 3 * 64 + ..., lowest byte first
-    assert [packed_bytes(5, width) for width in (1, 3, 8, 12, 16)] == [1, 2, 5, 8, 10]
-    assert pack(np.zeros(0, np.uint16), 5) == b"" and packed_bytes(0, 5) == 0
+    assert pack_numbers(np.array([0x123, 0xABC]), 12).hex() == "23c1ab"
+    assert pack_numbers(np.array([1, 2, 3, 4, 5]), 3).hex() == "d158"  # 1 + 2 * 8 + 3 * 64 + ..., lowest byte first
+    assert pack_numbers(np.array([True, False, True]), 1).hex() == "05"
+    assert pack_numbers(np.zeros(0, np.uint16), 5) == b""
     assert [chunks_of(size) for size in (1, CHUNK, CHUNK + 1, 2 * CHUNK)] == [1, 1, 2, 2]
 
 
 def test_every_bit_of_the_padding_is_looked_at():
-    for width, count in ((1, 1), (3, 11), (12, 1), (5, 3)):
-        data = pack(np.full(count, (1 << width) - 1), width)
-        for bit in range(count * width % 8, 8):
+    for width, count in ((1, 1), (3, 11), (12, 1), (5, 3), (16, 2)):
+        numbers = np.full(count, (1 << width) - 1)
+        data = pack_numbers(numbers, width)
+        assert len(data) == -(-count * width // 8)
+        reader = Reader(data + b"\0")
+        assert unpack_numbers(reader, width, count).tolist() == numbers.tolist() and reader.left == 1
+        for bit in range(count * width % 8 or 8, 8):
             padded = data[:-1] + bytes([data[-1] | 1 << bit])
             with pytest.raises(MessageError, match=f"more than {count} numbers of {width} bits"):
-                unpack(padded, width, count)
-        for wrong in (data[:-1], data + b"\0"):
-            with pytest.raises(MessageError, match=f"{count} numbers of {width} bits take {len(data)}"):
-                unpack(wrong, width, count)
+                unpack_numbers(Reader(padded), width, count)
+        with pytest.raises(MessageError, match="too short"):
+            unpack_numbers(Reader(data[:-1]), width, count)
 
 
 ENTRIES = {
@@ -47,7 +51,7 @@ def test_entries_are_read_back(which):
     made = Combined.of(where, np.arange(1, len(where) + 1, dtype=np.float32), chunks_of(SIZE))
     assert made.counts.tolist() == [sum(i // CHUNK == chunk for i in where) for chunk in range(5)]
     data = made.encode()
-    assert len(data) == 2 * 5 + packed_bytes(len(where), 12) + 2 * len(where)
+    assert len(data) == 2 * 5 + -(-12 * len(where) // 8) + 2 * len(where)
     (patch,) = METHOD.change(STATE, METHOD.decode_step(STATE, data)).patches
     np.testing.assert_array_equal(patch.offsets, where)
     np.testing.assert_array_equal(patch.values, made.values)

@@ -241,9 +241,7 @@ def test_what_errors_say():
         Blocks.decode(BLOCKS.encode() + b"\0\0", about())
     with pytest.raises(MessageError, match="block 0 has 4294967295"):  # a forged count asks for no memory
         Blocks.decode(b"\xff" * 8, about())
-    with pytest.raises(MessageError, match="2 bytes of votes: 3 votes take 1"):
-        Signs.decode(b"\0\0", about())
-    with pytest.raises(MessageError, match="more than 3 votes: a padding bit is set"):
+    with pytest.raises(MessageError, match="more than 3 numbers of 1 bits: a padding bit is set"):
         Signs.decode(b"\x0f", about())
     with pytest.raises(MessageError, match="13 bytes of weights, the model has 14"):
         Whole.decode(DATA[:-1], about())
@@ -288,9 +286,9 @@ def test_records_that_can_not_be_unpacked():
     for method, data, count, text in (
         (MeZO(), b"1234567", 0, "7 bytes can't be 0 steps of equal length"),
         (MeZO(), b"1234567", 2, "7 bytes can't be 2 steps of equal length"),
-        (FeedSign(), b"\1\1", 3, "bytes of votes"),
+        (FeedSign(), b"\1\1", 3, "too long"),
         (FeedSign(), b"\x0f", 3, "a padding bit is set"),
-        (three, b"\x7f", 2, "more than 6 votes"),
+        (three, b"\x7f", 2, "more than 6 numbers"),
     ):
         for act in (unpack, check_pack):
             with pytest.raises(MessageError, match=text):

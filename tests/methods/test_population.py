@@ -202,7 +202,7 @@ def test_messages_have_a_scalar_for_each_direction_and_lies_are_refused():
         (own, Projections(four * 1e7, indices=np.array([4], dtype=np.uint32)).encode(), "at most 1e"),
         (shared, Projections(np.tile(four, 2)).encode(), "8 projections in update of zo-fedsgd, not 4"),
         (shared, b"", "0 projections"),
-        (METHODS["feedsign"], b"\1\1", "8 votes take 1"),
+        (METHODS["feedsign"], b"\1\1", "too long"),
         (METHODS["mezo"], four.tobytes(), "too short"),
     ]
     for method, payload, text in refused:

@@ -25,7 +25,8 @@ TRAINING = {"learning_rate": 0.2, "batch": 8, "accumulation": 1, "steps": 4}
 def moved(change):
     found = np.zeros(SIZE)
     for patch in change.patches:
-        found[patch.start : patch.start + len(patch.values)] += patch.values * np.float32(change.scale)
+        where, values = patch.within(0, SIZE)
+        found[where] += values * np.float32(change.scale)
     return found
 
 
@@ -53,11 +54,11 @@ def test_a_step_is_the_mean_of_scaled_signs(every):
 def test_zero_counts_as_positive_and_a_turn_may_be_of_no_chunk():
     method = Sign(every=4)
     state = method.start(LARGE, 1)
-    bits = method.compressed(state, np.float32([-1, 0, 0.5] * (SIZE // 3)), 1).signs.bits
-    assert np.unpackbits(bits, bitorder="little")[:6].tolist() == [0, 1, 1, 0, 1, 1]
+    signs = method.compressed(state, np.float32([-1, 0, 0.5] * (SIZE // 3)), 1).signs
+    assert signs[:6].tolist() == [-1, 1, 1, -1, 1, 1]
     nothing = method.compressed(state, np.ones(SIZE, np.float32), 4)
     data = nothing.encode()
-    assert len(data) == 4 and method.decode_update(state, 4, data).signs.entries == 0
+    assert len(data) == 4 and not len(method.decode_update(state, 4, data).signs)
     step = method.decode_step(state, method.aggregate(state, answers(4, [(0, 1.0, nothing)])).encode())
     assert not method.change(state, step).patches
     nobody = method.decode_step(state, method.aggregate(state, answers(4, [])).encode())
@@ -82,23 +83,19 @@ def test_messages_that_nobody_can_have_made_are_refused():
     state = method.start(LARGE, 1)
     vector = np.random.default_rng(1).normal(size=SIZE).astype(np.float32)
     first, second = (method.compressed(state, vector, number) for number in (1, 2))
-    bits = first.signs.bits
 
     def refused(update, text, number=1):
         with pytest.raises(MessageError, match=text):
             method.decode_update(state, number, update.encode())
 
-    def with_bits(bits):
-        return replace(first, signs=first.signs._replace(bits=bits))
-
     refused(second, "chunks 1 modulo 2, in round 1")
     refused(replace(first, turn=2), "chunks 2 modulo 2")
-    refused(replace(first, scales=np.float32([-1, 1])), "scale of chunk 0 is negative")
+    refused(replace(first, scales=np.float32([-1, 1])), "scale 0 of 2 is negative")
     refused(replace(first, scales=np.float32([1, np.inf])), "only finite")
-    refused(with_bits(bits[:-1]), "too short")
-    refused(with_bits(np.r_[bits, bits[:1]]), "too long")
-    for bit in range(first.signs.entries % 8, 8):
-        refused(with_bits(np.r_[bits[:-1], np.uint8(1 << bit)]), "padding bit is set")
+    refused(replace(first, signs=first.signs[:-8]), "too short")
+    refused(replace(first, signs=np.r_[first.signs, [-1] * 8]), "too long")
+    for more in range(1, 8 - len(first.signs) % 8 + 1):
+        refused(replace(first, signs=np.r_[first.signs, [-1] * (more - 1), 1]), "padding bit is set")
     mixed = SignStep((replace(first, weight=0.5), replace(second, weight=0.5)))
     with pytest.raises(MessageError, match="different chunks"):
         method.decode_step(state, mixed.encode())

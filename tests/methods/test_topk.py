@@ -97,7 +97,7 @@ def test_messages_that_nobody_can_have_made_are_refused():
     refused("entry 1 of 9: places in a chunk must ascend", places=swapped)
     refused("entry 1 of 9: places in a chunk must ascend", places=np.r_[swapped[0], swapped[0], swapped[2:]])
     refused("place 1000 in the last chunk, which has 1000 entries", places=np.r_[swapped[1::-1], swapped[2:-1], 1000])
-    refused("scale of chunk 1 is negative", scales=[1, -1, 1])
+    refused("scale 1 of 3 is negative", scales=[1, -1, 1])
     refused("only finite numbers", scales=[1, np.nan, 1])
     refused("payload too short", cut=-1)
     with pytest.raises(MessageError, match="too long"):

@@ -1,5 +1,6 @@
 """What wraps a method where data are protected: by hand, for each kind of protection."""
 
+from dataclasses import replace
 from math import exp, nan, sqrt
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from fedseed import FedKSeed, FedMeZO, FeedSign
 from fedseed.errors import NonFiniteError
 from fedseed.methods.fedkseed import Accumulated, Pairs, Pool
+from fedseed.methods.fedmezo import Rate
 from fedseed.methods.feedsign import Votes
-from fedseed.methods.payload import About, Nothing
+from fedseed.methods.payload import About
 from fedseed.methods.zeroth import Projection
 from fedseed.privacy import PrivacySettings, PrivateScalars, protected, protection_of
 from fedseed.randomness import Domain, derive
@@ -91,8 +93,8 @@ def test_traces_are_bounded_as_projections(quiet, seeds):
     schedule = {"kind": "linear", "rounds": 4}
     shape = {"steps": 2, "batch": 2, "population": 2, "learning_rate": 0.2, "seeds": seeds}
     method = protected(FedMeZO(**shape, schedule=schedule), CLIENT)
-    state, by, protection = method.start(LAYOUT, 7), 0.75 * 0.2 / 2, protection_of(method)
-    update = protection.train(state, Nothing(), Scripted(2.0, nan, -0.5, 0.0))
+    state, by, protection = replace(method.start(LAYOUT, 7), done=1), 0.75 * 0.2 / 2, protection_of(method)
+    update = protection.train(state, Rate(), Scripted(2.0, nan, -0.5, 0.0))
     np.testing.assert_allclose(update.scalars, by * np.array([2.0, 0.0, -0.5, 0.0]) / 4.25**0.5, rtol=1e-6)
     told = protection.combined(state, answers(2, [(4, 0.5, update), (5, 0.5, update)]), 3)
     step = method.aggregate(state, told)

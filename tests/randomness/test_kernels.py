@@ -62,7 +62,7 @@ def stored(values, dtype):
     {"name": FLAT, "dtype": ["float32", "bfloat16", "float16"], "start, count": RUNS, "directions": [1, 7]}, together=2
 )
 def test_moved_weights(name, dtype, start, count, directions):
-    """Several bases at once; into other memory, in place, and row by row."""
+    """Several bases at once; into other memory, and in place."""
     rng = np.random.default_rng(4)
     length = max(count, 5000)
     c = rng.normal(size=directions).astype(np.float32)
@@ -78,12 +78,6 @@ def test_moved_weights(name, dtype, start, count, directions):
     CPU.move(same, same, dtype, CPU.prepare(parts, length), -1.3, start)
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(same, expected)
-    width = min(count, 7)
-    matrix = w[: count // width * width].reshape(-1, width)
-    rows = np.array([len(matrix) - 1, 0, len(matrix) // 2])
-    some = np.empty((3, width), dtype=w.dtype)
-    CPU.move_rows(some, matrix, rows, dtype, CPU.prepare(parts, length), -1.3, start)
-    np.testing.assert_array_equal(some, expected[: matrix.size].reshape(-1, width)[rows])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -171,36 +171,6 @@ def test_parts_of_several_bases(dtype, order):
     check_moved(parts, dtype, 2**20 - 5, 20, 5000, in_place=True)
 
 
-PLACES = [
-    ("normal", 2**20 - 77, 7), ("truncated_normal", 5, 1), ("rademacher", 2**33 - 1, 33), ("hadamard", 4000, 5000),
-]  # fmt: skip
-
-
-@tiered(
-    {"dtype": DTYPES, "name, start, width": PLACES},
-    slow=lambda dtype, name, *_: (dtype, name) != ("float16", "rademacher"),
-)
-def test_rows_of_a_matrix(name, start, width, dtype):
-    w = stored(np.random.default_rng(6), 12 * width, dtype)
-    parts = [Part(Basis(name, 4, size=64).spec, 60, coefficients(np.random.default_rng(0), 6))]
-    if width == 33:
-        parts.append(Part(Basis("normal", 4).spec, 0, np.ones(1, dtype=np.float32)))
-    rows = np.array([11, 0, 5, 5])
-    expected = np.empty((4, width), dtype=w.dtype)
-    REFERENCE.move_rows(expected, w.reshape(12, width), rows, dtype, REFERENCE.prepare(parts, 60_000), 0.3, start)
-    out = torch.empty(4, width, dtype=getattr(torch, dtype), device=DEVICE)
-    TRITON.move_rows(
-        out, tensor(w, dtype).view(12, width), torch.from_numpy(rows).to(DEVICE), dtype,
-        TRITON.prepare(parts, 60_000), 0.3, start,
-    )  # fmt: skip
-    same_bits(array(out), expected)
-    none = torch.empty(0, width, dtype=getattr(torch, dtype), device=DEVICE)
-    TRITON.move_rows(
-        none, tensor(w, dtype).view(12, width), torch.zeros(0, dtype=torch.int64, device=DEVICE), dtype,
-        TRITON.prepare(parts, 60_000), 0.3, start,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("change", mark([0.0, 1e-8, 3e-5, -0.7, 1e4, 3e38], lambda by: by != -0.7))
 def test_every_16_bit_number_is_read_and_rounded_as_the_reference_does(dtype, change):
@@ -270,15 +240,3 @@ def test_sums_of_outer_products(rank, directions, run):
         TRITON.project(spec, 7, directions, torch.from_numpy(x), start, matrices.size),
     )
     check_moved(parts, "bfloat16", start, stop - start, matrices.size)
-
-
-def test_rows_of_outer_products():
-    rng = np.random.default_rng(1)
-    matrices = Matrices([(30, 33)])
-    source, rows = rng.normal(size=(30, 33)).astype(np.float32), np.array([3, 29, 3])
-    parts = [Part(Basis("lowrank", 5, rank=2).spec_on(matrices), 0, coefficients(rng, 9))]
-    expected, out = np.empty((3, 33), np.float32), torch.empty(3, 33, device=DEVICE)
-    REFERENCE.move_rows(expected, source, rows, "float32", REFERENCE.prepare(parts, 990), 0.5, 0)
-    on = torch.from_numpy(source).to(DEVICE), torch.from_numpy(rows).to(DEVICE)
-    TRITON.move_rows(out, *on, "float32", TRITON.prepare(parts, 990), 0.5, 0)
-    same_bits(out.cpu().numpy(), expected)

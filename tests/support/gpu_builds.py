@@ -40,14 +40,9 @@ def launchers():
         basis = Basis(name, 12345678901234567, size=64)
         return Part(basis.spec if on is None else Basis(name, 5, rank=2).spec_on(on), 61, np.ones(count, np.float32))
 
-    def moved(parts, dtype, start, count, length, rows=None):
-        sums = kernels.prepare(parts, length)
-        if rows is None:
-            w = torch.empty(count, dtype=getattr(torch, dtype))
-            kernels.move(w, w, dtype, sums, 0.5, start)
-            return
-        w = torch.zeros(4, count, dtype=getattr(torch, dtype))
-        kernels.move_rows(w[: len(rows)].clone(), w, torch.tensor(rows), dtype, sums, 0.5, start)
+    def moved(parts, dtype, start, count, length):
+        w = torch.empty(count, dtype=getattr(torch, dtype))
+        kernels.move(w, w, dtype, kernels.prepare(parts, length), 0.5, start)
 
     def projected(spec, directions, start, count, length):
         kernels.project(spec, 1, directions, torch.zeros(count), start, length)
@@ -55,7 +50,7 @@ def launchers():
     dtypes = ["float32", "bfloat16", "float16"]
     for i, name in enumerate(FLAT):
         yield name, "moved", lambda n=name, d=dtypes[i % 3]: moved([part(n)], d, 0, 4096, 5000)
-        yield name, "one token", lambda n=name, d=dtypes[i % 3 - 2]: moved([part(n)], d, 16, 33, 5000, [2])
+        yield name, "a few", lambda n=name, d=dtypes[i % 3 - 2]: moved([part(n)], d, 16, 33, 5000)
         yield name, "128 products", lambda n=name: projected(part(n).spec, 128, 5, 4099, 5000)
         yield name, "one element", lambda n=name, d=dtypes[i % 3 - 1]: moved([part(n)], d, 3, 1, 5000)
         yield name, "one product", lambda n=name: projected(part(n).spec, 1, 2**33, 1, 5000)
@@ -69,13 +64,6 @@ def launchers():
             yield name, "moved", lambda o=on, d=dtype, n=whole: moved([part("lowrank", on=o)], d, 0, n, o.size)
             if dtype == "float32":
                 yield name, "products", lambda o=on, n=whole: projected(part("lowrank", on=o).spec, 4, 0, n, o.size)
-    for width, rows in [(33, [2]), (1, [2, 0])]:
-        on = Matrices([(4, width)])
-        yield (
-            f"lowrank {width}",
-            "look-up",
-            lambda o=on, w=width, r=rows: moved([part("lowrank", on=o)], "float32", 0, w, o.size, r),
-        )
     far = Matrices([(2**31 + 16,), (40, 48)])
     yield "lowrank", "far out", lambda: moved([part("lowrank", on=far)], "bfloat16", 2**31 + 16, 1920, far.size)
 

@@ -27,7 +27,7 @@ RUNS = {
     "fedkseed": (FedKSeed(**FAST, candidates=64, steps=5, importance=True), {}),
     "feedsign": (FeedSign(**FAST, votes_per_round=3, optimizer="adam"), STEPS),
     "feedsign-apart": (FeedSign(**FAST, votes_per_round=2), {**STEPS, "joint": False}),
-    "feedsign-base": (FeedSign(**FAST, small_steps="from-base"), {**STEPS, "offload_base": True}),
+    "feedsign-base": (FeedSign(**FAST, small_steps="from-base"), STEPS),
     "zo-fedsgd": (ZOFedSGD(**FAST, seeds="shared"), STEPS),
     "fedavg": (FedAvg(training=TRAINING, global_rate=0.5), {}),
     "fedavg-adam": (FedAvg(training=TRAINING, global_rate=0.05, server="adam"), {}),

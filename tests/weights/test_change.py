@@ -130,13 +130,12 @@ def test_an_average_is_that_of_the_weights_of_its_branches():
 # -- the way back ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_from_the_base_the_way_back_needs_no_copy(dtype, offload):
+def test_from_the_base_the_way_back_needs_no_copy(dtype):
     """Whatever happens to the weights meanwhile. A sum of zeros, too, may leave other bits than the base's: of -0.0."""
     where = space(dtype)
     assert where.way_back() is None  # no base
-    where.keep_base(offload)
+    where.keep_base()
     for rebuilt in (None, Rebuild([Term(Basis("hadamard", 2), [0.0, 0.0])]), Rebuild(ONE, -0.1), Rebuild(ONE, 0.2)):
         if rebuilt is not None:
             where.apply(rebuilt)

@@ -237,8 +237,8 @@ def test_weights_are_their_own_again_when_a_tiny_model_fails():
 def test_copies_stand_in_for_a_tiny_models_weights_only_where_nothing_remembers_them():
     model, _ = build("opt")
     vector = ParameterSpace(model).vector
-    assert not can_stand_in(model, vector, None)  # gradients may be wanted
+    assert not can_stand_in(model, vector)  # gradients may be wanted
     with torch.no_grad():
-        assert can_stand_in(model, vector, None)
+        assert can_stand_in(model, vector)
         with torch.autocast("cpu", torch.bfloat16):  # keeps what it has cast, by tensor
-            assert not can_stand_in(model, vector, None)
+            assert not can_stand_in(model, vector)

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from fedseed import Basis, ParameterSpace
 from fedseed.optimizers.rules import Rule
-from fedseed.weights import moving, perturbation
+from fedseed.weights import moving
 from fedseed.weights.change import Optimize, Term
 from fedseed.weights.row_use import RowsError
 
@@ -98,8 +98,7 @@ class Plain:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("basis", BASES, ids=lambda b: b.name)
 def test_steps_and_losses_are_along_scaled_directions(basis, dtype, monkeypatch):
-    for module in (moving, perturbation):
-        monkeypatch.setattr(module, "PIECE", 100)
+    monkeypatch.setattr(moving, "PIECE", 100)
     space, ids = space_of(dtype), torch.randint(40, (5, 7), generator=torch.Generator().manual_seed(1))
     plain = Plain(space)
     tolerance = {"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 4e-2, "atol": 4e-2}

@@ -95,7 +95,7 @@ def alone(honest: Any, kind: AttackKind, seed: int, client: int, about: About) -
         client: its number.
         about: what the update is read against.
     """
-    numbers, unit = honest.numbers(about), honest.unit(about)
+    numbers, unit = honest.numbers(about), about.unit
     drawn = words(seed, Domain.ATTACK, client, about.round << 20, -(-len(numbers) // 2)).reshape(-1)
     if numbers.dtype == np.int8:
         return honest.with_numbers(signs(kind, numbers, drawn), about)

@@ -29,7 +29,6 @@ from fedseed.runs.learner import peak_memory
 from fedseed.runs.parties import load_data
 from fedseed.runs.recipe import Recipe
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
-from fedseed.weights.offload import out_of_the_way
 
 AVERAGES = {"momentum": 1, "nesterov": 1, "adam": 2, "hiso": 1}  # float32 numbers kept for each weight
 FEW_STEPS = 3  # local steps that are timed; the time of the recipe's number of steps is computed from them
@@ -74,11 +73,8 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
     training: LocalTraining | None = getattr(method, "training", None)
     tuned = [p for p in tensors if p.requires_grad]
     count, trained = sum(p.numel() for p in tuned), sum(map(_bytes, tuned))
-    offloaded = settings.offload_base is True or (
-        settings.offload_base == "auto" and out_of_the_way(tuned, method.rebuilds_often)
-    )
     parts = [("weights", sum(map(_bytes, (*tensors, *model.buffers()))) - saved)]
-    if method.from_base and not offloaded:
+    if method.from_base:
         parts.append(("copy of the base", trained))
     if getattr(method, "streaming", False):
         parts.append(("the largest gradient", max(map(_bytes, tuned))))

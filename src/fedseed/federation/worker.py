@@ -26,7 +26,6 @@ from fedseed.weights.change import expected_norm
 from fedseed.weights.devices import wait_for
 from fedseed.weights.digest import dtype_name
 from fedseed.weights.layout import DigestKind
-from fedseed.weights.offload import Offload
 from fedseed.weights.space import ParameterSpace
 
 
@@ -49,7 +48,6 @@ class Worker:
         objective: makes losses of items.
         seed: the run's seed.
         joint: clients that evaluate along common directions share forward passes.
-        offload_base: keep the copy of the base that some methods need out of the way (`ParameterSpace.keep_base`).
         apart: every client's answer is a message of its own: gradients are not added up here.
         digest: how weights are hashed.
     """
@@ -61,7 +59,6 @@ class Worker:
         objective: Objective,
         seed: int,
         joint: bool = True,
-        offload_base: Offload = "auto",
         apart: bool = False,
         digest: DigestKind = "blake2b",
     ) -> None:
@@ -80,7 +77,7 @@ class Worker:
         self.state = method.start(self.space.layout, seed)
         self.memory = Memory()  # of clients, from round to round
         if method.from_base:
-            self.space.keep_base(offload_base, method.rebuilds_often)
+            self.space.keep_base()
 
     def train(self, plan_message: bytes, client: int, items: Sequence[Any]) -> Answer:
         """Let a client do what the plan asks; the weights are as before afterwards."""

@@ -220,10 +220,8 @@ class Method(BaseModel, ABC):
 
     # how somebody who missed rounds gets the model
     catch_up: ClassVar[CatchUp] = EVERY_STEP
-    # whether its changes rebuild the weights from the base, which is then kept; at each local step, or else only where
-    # rounds begin and end
+    # whether its changes rebuild the weights from the base, which is then kept
     from_base: ClassVar[bool] = False
-    rebuilds_often: ClassVar[bool] = False
     # whether a client keeps more than the weights from round to round (`Client.recall`, `Client.keep`)
     remembers: ClassVar[bool] = False
     # whether clients of one round are asked for different things
@@ -256,6 +254,10 @@ class Method(BaseModel, ABC):
         if not issubclass(self.update_type, Summand):
             return "its steps are no sums of vectors of one length, such as coefficients on shared directions"
         return self.incomparable
+
+    def unit(self, state: Any) -> float:
+        """Returns what an estimate of 1, or a coefficient of 1, is among the numbers of a client's update."""
+        return 1.0
 
     def figures(self, state: Any) -> dict[str, NDArray[Any]]:
         """Returns what a person may want to see of the state at the end of a run: 1-D arrays by name."""

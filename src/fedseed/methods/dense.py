@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,18 +124,17 @@ class DenseState(State):
         second: the average of its square, for Adam.
     """
 
+    remembered: ClassVar[tuple[str, ...]] = ("first", "second")
+
     weights: Weights | None = None
     first: Floats = field(default_factory=_nothing)
     second: Floats = field(default_factory=_nothing)
 
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        return {name: a for name, a in (("first", self.first), ("second", self.second)) if len(a)}
-
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        first, second = arrays.get("first", self.first), arrays.get("second", self.second)
-        if any(len(array) not in (0, self.layout.size) for array in (first, second)):
+        state = super().load_state_dict(arrays)
+        if any(len(array) not in (0, self.layout.size) for array in (state.first, state.second)):
             raise ValueError("the server optimiser's averages do not fit the model")
-        return replace(self, first=first, second=second)
+        return state
 
     def combine(
         self, answers: Answers, data: Callable[[Any], bytes], of_moves: bool = False

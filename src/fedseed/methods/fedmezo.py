@@ -8,31 +8,109 @@ Ling, Chen, Yao, Li, Shen: "On the Convergence of Zeroth-Order Federated Tuning 
     w     <- sum_i c_i w_i                                                  c_i = 1/N in Eq. 1, the default
 
 Phi_i in [-1, 1] is a signal of client i minus the mean, over the largest absolute difference from it (all equal: 0).
+Signals are training losses, or how far a client's change Delta_i is from the mean one.
 
 The round can travel as tensors (the weights w_i, as published; FedAvg's average takes it from there) or as pairs: the
-direction's seed, which the run's seed, the round and the client's number decide, and the scalar eta_i rho_t, which is
-sent. Then w <- w - sum_i c_i sum_t eta_i rho_{i,t} z_{i,t}:
+direction's seed, which the run's seed, the round and the client's number decide, and the scalar s_t = eta_i rho_t,
+which is sent. Then w <- w - sum_i c_i sum_t s_{i,t} z_{i,t}:
 
     combine = "exact"  as the clients did, one after the other, to the bits of the tensors' average
     combine = "sum"    all at once, rounded once: the same up to the rounding of the 2 m H steps it leaves out
+
+and Delta_i's distance follows from the pairs alone, as directions are nearly orthogonal:
+
+    |Delta_i - sum_j c_j Delta_j|^2 = |z|^2 ((1 - c_i)^2 |s_i|^2 + sum_{j != i} c_j^2 |s_j|^2)
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from fedseed.methods.base import Answers, Round
+from fedseed.methods.base import ALL, Answers, Round
 from fedseed.methods.client import Client
-from fedseed.methods.dense import Weights
+from fedseed.methods.dense import DenseState, Weights
 from fedseed.methods.fedavg import Averaged
-from fedseed.methods.payload import Nothing
-from fedseed.methods.traces import FedMeZOState, Rate, Trace, Traces
+from fedseed.methods.payload import About, Array, Many, Payload, Scalar, Scalars
 from fedseed.methods.zeroth import Population
-from fedseed.weights.change import Add, Change, Term
+from fedseed.randomness.stream import rate_number
+from fedseed.weights.change import Add, Average, Change, Term
+
+ROUNDS = 5  # over which "loss-5" takes the mean
+
+
+@dataclass(frozen=True)
+class Rate(Payload):
+    """A plan: the client's learning rate; None: all clients have the same."""
+
+    rate: Annotated[float | None, Scalar("f4", when="personal_plans")] = None
+
+
+@dataclass(frozen=True)
+class Trace(Scalars):
+    """The local steps of a client: an update as pairs, or one client's part of a step.
+
+    Args:
+        client: whose directions they are; an update does not say it.
+        weight: c_i; an update does not say it.
+        loss: the client's mean training loss, if the rates follow the losses.
+        scalars: eta_i rho_t of each local step (0: skipped), float32, shape (H,); with a population of n
+            eta_i rho_{t,j} / n, shape (H n,). The directions follow from round and client.
+    """
+
+    client: Annotated[int, Scalar("u4", only="step")] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    weight: Annotated[float, Scalar("f8", only="step")] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    loss: Annotated[float | None, Scalar("f4", when="losses_travel")] = field(default=None, kw_only=True)
+    scalars: Annotated[NDArray[np.float32], Array("f4", "steps", each="population")]
+
+
+@dataclass(frozen=True)
+class Traces(Payload):
+    """A step: the clients' traces side by side; none: nobody answered."""
+
+    parts: Annotated[tuple[Trace, ...], Many(Trace)]
+
+    def size(self, about: About) -> float:
+        return sum(part.weight * part.size(about) for part in self.parts)
+
+    def distances(self) -> Mapping[int, float]:
+        """Returns each client's |Delta_i - sum_j c_j Delta_j|, by its number, in multiples of |z|."""
+        squares = [float(np.square(part.scalars, dtype=np.float64).sum()) for part in self.parts]
+        total = sum(part.weight**2 * square for part, square in zip(self.parts, squares, strict=True))
+        pairs = zip(self.parts, squares, strict=True)
+        return {part.client: max(0.0, total + (1 - 2 * part.weight) * square) ** 0.5 for part, square in pairs}
+
+
+@dataclass(frozen=True)
+class FedMeZOState(DenseState):
+    """How many rounds are done, and what they have shown of clients. Where weights travel only the coordinator knows.
+
+    Args:
+        done: rounds.
+        signals: (client, signal), shape (k, 2): at most ROUNDS of each client, its newest last.
+    """
+
+    remembered: ClassVar[tuple[str, ...]] = (*DenseState.remembered, "signals")
+
+    done: int = 0
+    signals: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
+
+    def signals_of(self, client: int) -> list[float]:
+        """Returns a client's signals, the newest last."""
+        found: list[float] = self.signals[self.signals[:, 0] == client, 1].tolist()
+        return found
+
+    def after(self, shown: Mapping[int, float]) -> Self:
+        """Returns the state with what a round has shown of its clients."""
+        kept = self.signals
+        for client in shown:
+            own = np.flatnonzero(kept[:, 0] == client)
+            kept = np.delete(kept, own[: max(0, len(own) - ROUNDS + 1)], axis=0)
+        return replace(self, signals=np.concatenate([kept, np.reshape(list(shown.items()), (-1, 2))]))
 
 
 class FedMeZO(Averaged, Population):
@@ -46,6 +124,7 @@ class FedMeZO(Averaged, Population):
             change), "random" (uniform, each round anew), "constant".
         alpha: how far rates go from eta_0: from 1 - alpha to 1 + alpha times.
         travel: "pairs" (4 bytes a local step and direction) or "tensors" (as published).
+        global_rate: eta_g; with tensors alone.
         combine: with pairs, "sum" (one pass, one rounding) or "exact" (the bits of the tensors' average; every client's
             steps are taken again one by one, with two more copies of the weights in memory).
         seeds: with pairs, "own": each client steps along directions of its own; "shared": a round's clients along the
@@ -55,7 +134,7 @@ class FedMeZO(Averaged, Population):
     name: Literal["fedmezo"] = "fedmezo"
     code: ClassVar[int] = 8
     about: ClassVar[str] = "MeZO's steps at each client, averaged; as tensors or pairs; rates per client (KDD 2024)"
-    state_type = FedMeZOState
+    state_type, plan_type = FedMeZOState, Rate
 
     learning_rate: PositiveFloat = 1e-5
     personal: Literal["constant", "random", "loss", "loss-5", "update"] = "constant"
@@ -63,15 +142,16 @@ class FedMeZO(Averaged, Population):
     steps: PositiveInt = 30
     weighting: Literal["equal", "examples"] = "equal"
     small_steps: Literal["nearest", "stochastic"] = "nearest"
+    server: Literal["average"] = "average"
+    global_rate: PositiveFloat = 1.0
     travel: Literal["pairs", "tensors"] = "pairs"
     combine: Literal["sum", "exact"] = "sum"
     seeds: Literal["own", "shared"] = "own"
 
     @model_validator(mode="after")
     def _pairs_are_averaged(self) -> "FedMeZO":
-        plain = {"server": "average", "global_rate": 1.0}
-        if self.travel == "pairs" and any(getattr(self, key) != value for key, value in plain.items()):
-            raise ValueError('server and global_rate need travel = "tensors": with pairs nobody holds the average')
+        if self.travel == "pairs" and self.global_rate != 1.0:
+            raise ValueError('global_rate needs travel = "tensors": with pairs nobody holds the average')
         if self.travel == "pairs" and self.small_steps == "stochastic":
             raise ValueError(
                 'small_steps = "stochastic" needs travel = "tensors"; combine = "sum" loses no small steps either'
@@ -82,21 +162,23 @@ class FedMeZO(Averaged, Population):
             raise ValueError(f'personal = "{self.personal}" needs seeds = "own": a sum tells of no single client')
         return self
 
-    def plan(self, state: FedMeZOState, round: Round) -> Nothing | Rate:
-        """Returns the client's rate, in single precision as it is sent (Eq. 15); nothing where all have the same."""
+    def plan(self, state: FedMeZOState, round: Round) -> Rate:
+        """Returns the client's rate, in single precision as it is sent (Eq. 15)."""
         if self.personal == "constant":
-            return Nothing()
-        known = {c: state.signals[c] for c in round.clients if c in state.signals}
-        signals = {c: fmean(past) if self.personal == "loss-5" else past[-1] for c, past in known.items()}
-        random = self.personal == "random"
-        at = state.drawn(round.number, round.client) if random else phi(signals, round.client)
+            return Rate()
+        if self.personal == "random":
+            at = rate_number(state.seed, round.number, round.client)
+        else:
+            known = {client: past for client in round.clients if (past := state.signals_of(client))}
+            mean = self.personal == "loss-5"
+            at = phi({c: fmean(past) if mean else past[-1] for c, past in known.items()}, round.client)
         return Rate(float(np.float32(self.learning_rate * (1 + self.alpha * at))))
 
-    def train(self, state: FedMeZOState, plan: Nothing | Rate, client: Client) -> Trace | Weights:
+    def train(self, state: FedMeZOState, plan: Rate, client: Client) -> Trace | Weights:
         """Takes H steps along directions of the client's own seed; a step without a usable loss is left out."""
         seed, n = self.seed_of(state, client.round, client.number), self.population
         basis = self.directions(seed)
-        rate = (plan.rate if isinstance(plan, Rate) else self.learning_rate) * self.factor(client.round)
+        rate = (self.learning_rate if plan.rate is None else plan.rate) * self.factor(client.round)
         losses: list[float] = []
         scalars = np.zeros((self.steps, n), dtype=np.float32)
         for along, found in self.local_steps(client, basis, [range(t * n, (t + 1) * n) for t in range(self.steps)]):
@@ -106,7 +188,8 @@ class FedMeZO(Averaged, Population):
             if scalars[t].any():
                 client.apply(Add([Term(basis, scalars[t], along[0])], -1.0, self.rounding(seed, t)))
         loss = float(np.float32(fmean(losses))) if self.losses_travel else None
-        return Weights(client.weights(), loss=loss) if self.travel == "tensors" else Trace(loss, scalars.reshape(-1))
+        tensors = self.travel == "tensors"
+        return Weights(client.weights(), loss=loss) if tensors else Trace(scalars.reshape(-1), loss=loss)
 
     def seed_of(self, state: FedMeZOState, number: int, client: int) -> int:
         """Returns what names the directions of a client in a round."""
@@ -116,33 +199,52 @@ class FedMeZO(Averaged, Population):
         """Returns the pairs side by side, or their mean if clients share directions; or the average of the weights."""
         if self.travel == "tensors":
             return super().aggregate(state, answers)
-        return Traces.of(answers, self.seeds == "shared")
+        if self.seeds == "shared" and answers:
+            mean = answers.combine([update.scalars for _, _, update in answers]).astype(np.float32)
+            return Traces((Trace(mean, client=ALL, weight=1.0),))
+        return Traces(tuple(replace(update, client=client, weight=weight) for client, weight, update in answers))
 
     def change(self, state: FedMeZOState, step: Any) -> Change:
         """Takes the clients' steps again; or takes the weights' average."""
         if self.travel == "tensors":
             return super().change(state, step)
         bases = [self.directions(self.seed_of(state, state.done + 1, part.client)) for part in step.parts]
-        return step.again(bases, self.population, self.combine == "exact")
+        pairs = list(zip(step.parts, bases, strict=True))
+        if self.combine == "sum":
+            terms = [Term(z, (part.weight * part.scalars.astype(np.float64)).astype(np.float32)) for part, z in pairs]
+            return Add(terms, -1.0)
+        n, branches = self.population, []
+        for part, z in pairs:
+            steps = enumerate(part.scalars.reshape(-1, n))
+            branches.append((part.weight, [Add([Term(z, s, t * n)], -1.0) for t, s in steps if s.any()]))
+        return Average(branches)
 
     def advance(self, state: FedMeZOState, step: Any) -> FedMeZOState:
-        """Count the round, and note the clients' signals, which pairs tell everybody."""
+        """Counts the round, and notes the clients' signals, which pairs tell everybody."""
         if self.travel == "tensors":
             state = super().advance(state, step)
         elif self.losses_travel:
             state = state.after({part.client: part.loss for part in step.parts})
         elif self.personal == "update":
-            state = state.after(step.distances(self.directions(0), state))
+            state = state.after(step.distances())
         return replace(state, done=state.done + 1)
 
     def remember(self, state: FedMeZOState, answers: Answers) -> FedMeZOState:
-        """Note the signals that tensors tell the coordinator alone."""
-        state = super().remember(state, answers)
-        if self.travel == "tensors" and self.losses_travel:
+        """Notes the signals that tensors tell the coordinator alone."""
+        if self.travel == "pairs" or not answers:
+            return state
+        if self.losses_travel:
             return state.after({client: update.loss for client, _, update in answers})
-        if self.travel == "tensors" and self.personal == "update":
-            return state.after(state.distances(answers))
-        return state
+        if self.personal != "update":
+            return state
+        moves = [update.vector(About(self, state, "update")) for _, _, update in answers]
+        mean = answers.combine(moves)
+        far = [float(np.linalg.norm(move - mean)) for move in moves]
+        return state.after(dict(zip((client for client, _, _ in answers), far, strict=True)))
+
+    def unit(self, state: FedMeZOState) -> float:
+        """Returns the rate of pairs, over n; clients' own rates are near it."""
+        return self.learning_rate * self.factor(state.done + 1) / self.population
 
     # -- what it declares ------------------------------------------------------------------------------------------
 
@@ -160,10 +262,6 @@ class FedMeZO(Averaged, Population):
         if self.travel == "tensors" or self.seeds == "shared":
             return None
         return 'seeds = "own" with travel = "pairs": each client steps along directions of its own'
-
-    @property
-    def plan_type(self) -> type[Nothing | Rate]:  # type: ignore[override]
-        return Rate if self.personal_plans else Nothing
 
     @property
     def update_type(self) -> type[Trace | Weights]:  # type: ignore[override]

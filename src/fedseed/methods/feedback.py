@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
-from fedseed.errors import NonFiniteError
+from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Method
 from fedseed.methods.client import Client
-from fedseed.methods.payload import Floats, Nothing, Payload, from_floats, to_floats
+from fedseed.methods.payload import Floats, Halves, Nothing, Payload, from_floats, to_floats
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Patch
 
@@ -38,6 +38,16 @@ def chunks_of(size: int) -> int:
 def halved(values: NDArray[Any]) -> Floats:
     """Returns numbers as they are after they have travelled as bfloat16."""
     return to_floats(from_floats(values.astype(np.float32), "bfloat16"), "bfloat16")
+
+
+class Scales(Halves):
+    """Scales of chunks: numbers in bfloat16, of which none is negative."""
+
+    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
+        found = super().decoded(values)
+        if (found < 0).any():
+            raise MessageError(f"scale {int(np.argmax(found < 0))} of {len(found)} is negative")
+        return found
 
 
 class Feedback(Method):
@@ -77,8 +87,8 @@ class Feedback(Method):
             update = self.compressed(state, vector, client.round)
             if self.remembers:
                 for patch in self.sent(state, update, client.round):
-                    offsets = np.arange(len(patch.values)) if patch.offsets is None else patch.offsets
-                    vector[patch.start + offsets] -= patch.values
+                    where, values = patch.within(0, len(vector))
+                    vector[where] -= values
                 if self.feedback != 1.0:
                     vector *= np.float32(self.feedback)
                 client.keep(vector)

@@ -178,11 +178,10 @@ class Ferret(BlockRates):
         seeds: "per-client" (published; the step carries every client's seed and coefficients), "shared" (one a round)
             or "fixed": one for all rounds, so that the weights move in the span of its directions only.
         exact: coefficients by least squares (Eq. 5) instead of Eq. 6; at most 512 directions a block.
-        streaming: project each gradient as backward produces it, then apply and free it: neither the gradients nor a
-            copy of the start weights are kept in memory (the copy is in a temporary file meanwhile). For plain SGD
-            with one micro-batch a step, and allocations that do not look at the change. In 16 bit, steps that the
-            weights round away count all the same; training.small_steps decides about the weights that later gradients
-            are taken at ("master" keeps a float32 copy of them in memory, "stochastic" nothing).
+        streaming: project each gradient as backward produces it, then apply and free it: never are all gradients, or
+            the change, in memory. For plain SGD with one micro-batch a step, and allocations that do not look at the
+            change. In 16 bit, steps that the weights round away count all the same; training.small_steps decides about
+            the weights that later gradients are taken at ("master" keeps a float32 copy of them, "stochastic" none).
         server: what the step is given to: "average" (as published), "momentum", "nesterov" or "adam" (4 or 8 bytes of
             memory per parameter, of everybody who holds the model; a replay restores its averages).
         training: local training. Unless its small_steps is "nearest", 16-bit weights round the round's step

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedseed.errors import MessageError
-from fedseed.methods.payload import Content, Floats, Ragged, Reader, check_bits
+from fedseed.methods.payload import Content, Floats, Ragged, Reader, pack_numbers, unpack_numbers
 
 
 def magnitude(gamma: Floats) -> np.float32:
@@ -47,17 +47,12 @@ class RaggedBits(Ragged):
     def write(self, value: Any) -> bytes:
         lengths = np.array([len(part) for part in value]).astype("<u4")
         scales = np.array([magnitude(part) for part in value]).astype("<f4")
-        bits = np.packbits(np.concatenate(value) >= 0, bitorder="little")
-        return lengths.tobytes() + scales.tobytes() + bits.tobytes()
+        return lengths.tobytes() + scales.tobytes() + pack_numbers(np.concatenate(value) >= 0, 1)
 
     def read(self, reader: Reader) -> tuple[Floats, ...]:
         lengths = self.lengths(reader)
         scales = reader.array("f4", len(lengths))
         if (scales < 0).any():
             raise MessageError(f"the magnitude of block {int(np.argmax(scales < 0))} is negative")
-        count = sum(lengths)
-        data = reader.take(-(-count // 8))
-        check_bits(data, count, "coefficients")
-        bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=count, bitorder="little") > 0
-        blocks = np.split(bits, np.cumsum(lengths)[:-1])
+        blocks = np.split(unpack_numbers(reader, 1, sum(lengths)), np.cumsum(lengths)[:-1])
         return tuple(np.where(block, s, -s) for block, s in zip(blocks, scales, strict=True))

@@ -69,13 +69,16 @@ class State:
         """Returns the seed of one client in a round."""
         return derive(self.seed, Domain.CLIENT_SEED, number, client)
 
+    remembered: ClassVar[tuple[str, ...]] = ()  # arrays that the coordinator keeps and no step carries
+
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Returns what the coordinator remembers and no step carries (`Method.remember`), as arrays by name."""
-        return {}
+        """Returns what is remembered and not empty (`Method.remember`), by name."""
+        return {name: array for name in self.remembered if len(array := getattr(self, name))}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Returns the state with what `state_dict` returned. Raises LookupError or ValueError if it does not fit."""
-        return self
+        """Returns the state with what `state_dict` returned. Raises ValueError if it does not fit."""
+        kept: dict[str, Any] = {name: arrays[name] for name in self.remembered if name in arrays}
+        return replace(self, **kept)
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,11 @@ class About:
     def lookup(self, name: str) -> Any:
         """Returns what the method or the state has under this name; None if there is no such thing."""
         return getattr(self.method, name, getattr(self.state, name, None))
+
+    @property
+    def unit(self) -> float:
+        """Returns what an estimate of 1, or a coefficient of 1, is among an update's numbers."""
+        return float(self.method.unit(self.state))
 
 
 class Content(NamedTuple):
@@ -175,11 +183,6 @@ class Payload:
         """Returns how large an update or a step is, beside others of its kind; 0: it says nothing."""
         return 0.0
 
-    @classmethod
-    def unit(cls, about: About) -> float:
-        """Returns what an estimate of 1, or a coefficient of 1, is among an update's numbers."""
-        return 1.0
-
     def numbers(self, about: About) -> NDArray[Any]:
         """Returns what a client is free to say: signs (int8), or numbers of any size; by default the vector."""
         return self.vector(about)
@@ -215,21 +218,16 @@ class Measured(Payload):
     projections: ClassVar[bool] = True
     scalars: Any
 
-    @classmethod
-    def factors(cls, about: About) -> tuple[float, float]:
-        """Returns what an estimate is multiplied by before it is sent: usually, and at most."""
-        return 1.0, 1.0
-
     def check(self, about: About) -> None:
         """Raises MessageError if no loss can have given these estimates, so that no client can destroy the model."""
         if about.kind == "update" and len(self.scalars):
-            rho = self.scalars / np.float64(self.factors(about)[1])
+            rho = self.scalars / np.float64(about.unit)
             at = int(np.abs(rho).argmax())
             if abs(rho[at]) > LARGEST:
                 raise MessageError(f"scalar {at} is {rho[at]:.3g}: at most {LARGEST:.0e} is accepted")
 
     def size(self, about: About) -> float:
-        return largest(self.scalars / np.float64(self.factors(about)[0]))
+        return largest(self.scalars / np.float64(about.unit))
 
 
 class Summand(Payload):
@@ -405,16 +403,10 @@ class Bits(Array):
         return Content(bits=len(value))
 
     def write(self, value: Any) -> bytes:
-        return np.packbits(value > 0, bitorder="little").tobytes()
+        return pack_numbers(value > 0, 1)
 
     def read(self, reader: "Reader") -> Any:
-        count = self.count(reader)
-        return self.unpacked(reader.take(reader.left), count)
-
-    def unpacked(self, data: bytes, count: int) -> NDArray[np.int8]:
-        """Reads what `write` wrote. Raises MessageError: not so many bytes, or a padding bit is set."""
-        check_bits(data, count, "votes")
-        return _SIGNS[np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=count, bitorder="little")]
+        return _SIGNS[unpack_numbers(reader, 1, self.count(reader))]
 
 
 @dataclass(frozen=True)
@@ -514,37 +506,34 @@ def codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
 
 def pack(method: Any, payloads: Sequence[bytes]) -> bytes:
     """Returns steps of equal, non-zero length in as few bytes as can be: signs without the padding between them."""
-    bits, each = _bits(method)
-    if bits is None:
+    if not (each := votes_of(method)):
         return b"".join(payloads)
-    return bits.write(np.concatenate([bits.unpacked(payload, each) for payload in payloads]))
+    return pack_numbers(np.concatenate([unpack_numbers(Reader(payload), 1, each) for payload in payloads]), 1)
 
 
 def unpack(method: Any, data: bytes, count: int) -> list[bytes]:
     """Returns the `count` steps that `pack` was given. Raises MessageError."""
     check_pack(method, data, count)
-    bits, each = _bits(method)
-    if bits is not None:
-        return [bits.write(part) for part in bits.unpacked(data, count * each).reshape(count, each)]
+    if each := votes_of(method):
+        return [pack_numbers(part, 1) for part in unpack_numbers(Reader(data), 1, count * each).reshape(count, each)]
     size = len(data) // count
     return [data[i * size : (i + 1) * size] for i in range(count)]
 
 
 def check_pack(method: Any, data: bytes, count: int) -> None:
     """Checks that `unpack` can read it, without making the steps. Raises MessageError."""
-    bits, each = _bits(method)
-    if bits is not None:
-        check_bits(data, count * each, "votes")
+    if each := votes_of(method):
+        reader = Reader(data)
+        take_packed(reader, 1, count * each)
+        reader.end()
     elif count < 1 or len(data) % count:
         raise MessageError(f"{len(data)} bytes can't be {count} steps of equal length")
 
 
-def _bits(method: Any) -> tuple[Bits | None, int]:
-    """Returns how a step of nothing but signs travels, and how many it has; (None, 0) for other steps."""
+def votes_of(method: Any) -> int:
+    """Returns how many signs a step is that holds nothing else; 0 for other steps."""
     (_, first), *others = codecs(method.step_type)
-    if others or not isinstance(first, Bits):
-        return None, 0
-    return first, int(getattr(method, str(first.length)))
+    return 0 if others or not isinstance(first, Bits) else int(getattr(method, str(first.length)))
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------------
@@ -588,12 +577,30 @@ class Reader:
             raise MessageError(f"payload too long: {self.left} bytes left over")
 
 
-def check_bits(data: Any, count: int, what: str, width: int = 1) -> None:
-    """Raises MessageError unless bytes are those of so many numbers, of `width` bits each, and padded with zeros."""
-    if len(data) != -(-count * width // 8):
-        raise MessageError(f"{len(data)} bytes of {what}: {count} {what} take {-(-count * width // 8)}")
+def pack_numbers(numbers: NDArray[Any], width: int) -> bytes:
+    """Returns the bytes of numbers of `width` bits each (1 to 16), lowest bit first, with zeros up to whole bytes."""
+    if width > 1:
+        numbers = numbers.astype("<u2").view(np.uint8).reshape(-1, 2)
+        numbers = np.unpackbits(numbers, axis=1, count=width, bitorder="little")
+    return np.packbits(numbers, bitorder="little").tobytes()
+
+
+def unpack_numbers(reader: Reader, width: int, count: int) -> NDArray[Any]:
+    """Reads what `pack_numbers` wrote. Raises MessageError: too few bytes, or a padding bit is set."""
+    bits = np.unpackbits(take_packed(reader, width, count), count=count * width, bitorder="little")
+    if width == 1:
+        return bits
+    wide = np.zeros((count, 16), dtype=np.uint8)
+    wide[:, :width] = bits.reshape(count, width)
+    return np.packbits(wide, axis=1, bitorder="little").view("<u2").reshape(-1)
+
+
+def take_packed(reader: Reader, width: int, count: int) -> NDArray[np.uint8]:
+    """Takes the bytes of so many numbers. Raises MessageError: too few bytes, or a padding bit is set."""
+    data = np.frombuffer(reader.take(-(-count * width // 8)), dtype=np.uint8)
     if count * width % 8 and data[-1] >> count * width % 8:
-        raise MessageError(f"more than {count} {what}: a padding bit is set")
+        raise MessageError(f"more than {count} numbers of {width} bits: a padding bit is set")
+    return data
 
 
 def check_finite(values: NDArray[Any]) -> NDArray[Any]:

@@ -17,7 +17,7 @@ With `every` = n, every nth chunk is sent in a round, all of them in n rounds: b
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,50 +25,9 @@ from pydantic import PositiveInt
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.feedback import CHUNK, Feedback, chunks_of, halved
-from fedseed.methods.payload import (
-    About,
-    Array,
-    Content,
-    Floats,
-    Halves,
-    Many,
-    Payload,
-    Reader,
-    Scalar,
-    State,
-    check_bits,
-    moved,
-)  # fmt: skip
+from fedseed.methods.feedback import CHUNK, Feedback, Scales, chunks_of, halved
+from fedseed.methods.payload import About, Bits, Floats, Many, Payload, Reader, Scalar, State, moved
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
-
-
-class SignBits(NamedTuple):
-    """Signs, 1 for positive.
-
-    Args:
-        bits: a bit each, lowest first.
-        entries: how many.
-    """
-
-    bits: NDArray[np.uint8]
-    entries: int
-
-
-class PackedBits(Array):
-    """`SignBits`, which stay packed: there may be as many as the model has parameters."""
-
-    def held(self, value: SignBits, size: int) -> Content:
-        return Content(bits=value.entries)
-
-    def write(self, value: SignBits) -> bytes:
-        return value.bits.tobytes()
-
-    def read(self, reader: Reader) -> SignBits:
-        count = self.count(reader)
-        bits = np.frombuffer(reader.take(-(-count // 8)), dtype=np.uint8)
-        check_bits(bits, count, "signs")
-        return SignBits(bits, count)
 
 
 def turn_of(round: int, every: int) -> int:
@@ -112,23 +71,17 @@ class Signed(Payload):
 
     weight: Annotated[float | None, Scalar("f4", only="step")] = field(default=None, kw_only=True)
     turn: Annotated[int, Scalar("u4")]
-    scales: Annotated[Floats, Halves(lambda reader: len(_sent(reader)))]
-    signs: Annotated[SignBits, PackedBits("u1", lambda reader: entries_in(_sent(reader), _size(reader)))]
-
-    def check(self, about: About) -> None:
-        if (self.scales < 0).any():
-            chunk = self.turn + int(np.argmax(self.scales < 0)) * about.lookup("every")
-            raise MessageError(f"the scale of chunk {chunk} is negative")
+    scales: Annotated[Floats, Scales(lambda reader: len(_sent(reader)))]
+    signs: Annotated[NDArray[np.int8], Bits(lambda reader: entries_in(_sent(reader), _size(reader)), optional=False)]
 
     def size(self, about: About) -> float:
         return moved(about.state.layout, float(np.square(self.scales, dtype=np.float64).sum()) * CHUNK)
 
     def numbers(self, about: About) -> NDArray[np.int8]:
-        bits = np.unpackbits(self.signs.bits, count=self.signs.entries, bitorder="little")
-        return np.where(bits, 1, -1).astype(np.int8)
+        return self.signs
 
     def with_numbers(self, numbers: NDArray[Any], about: About) -> "Signed":
-        return replace(self, signs=SignBits(np.packbits(numbers > 0, bitorder="little"), self.signs.entries))
+        return replace(self, signs=numbers)
 
 
 @dataclass(frozen=True)
@@ -147,7 +100,6 @@ class SignStep(Payload):
 
 
 _TOGETHER = 64  # chunks worked on at a time
-_ROW = CHUNK // 8  # bytes of a chunk's signs
 
 
 class Sign(Feedback):
@@ -167,14 +119,10 @@ class Sign(Feedback):
 
     def compressed(self, state: State, vector: Floats, round: int) -> Signed:
         turn = turn_of(round, self.every)
-        chunks = chosen(turn, self.every, len(vector))
-        scales, bits = [], []
-        for chunk in chunks:
-            part = vector[chunk * CHUNK : (chunk + 1) * CHUNK]
-            scales.append(np.abs(part).mean(dtype=np.float64))
-            bits.append(np.packbits(part >= 0, bitorder="little"))
-        together = np.concatenate(bits) if bits else np.zeros(0, dtype=np.uint8)
-        return Signed(turn, halved(np.array(scales)), SignBits(together, entries_in(chunks, len(vector))))
+        chunks = [vector[c * CHUNK : (c + 1) * CHUNK] for c in chosen(turn, self.every, len(vector))]
+        scales = halved(np.array([np.abs(chunk).mean(dtype=np.float64) for chunk in chunks]))
+        positive = np.concatenate([np.zeros(0, dtype=bool), *(chunk >= 0 for chunk in chunks)])
+        return Signed(turn, scales, np.where(positive, np.int8(1), np.int8(-1)))
 
     def sent(self, state: State, update: Signed, round: int) -> list[Patch]:
         return list(self._patches([update], state.layout.size))
@@ -194,13 +142,8 @@ class Sign(Feedback):
             count = entries_in(some, size)
             total = np.zeros(count)
             for part in parts:
-                packed = part.signs.bits[lo * _ROW : (lo + len(some)) * _ROW]
                 weight = 1.0 if part.weight is None else float(np.float32(part.weight))
                 scales = weight * part.scales[lo : lo + len(some)].astype(np.float64)
-                signs = np.where(np.unpackbits(packed, count=count, bitorder="little"), 1.0, -1.0)
-                total += signs * np.repeat(scales, CHUNK)[:count]
-            values = total.astype(np.float32)
-            if self.every == 1:
-                yield Patch(some[0] * CHUNK, values)
-            else:
-                yield from (Patch(c * CHUNK, values[i * CHUNK : (i + 1) * CHUNK]) for i, c in enumerate(some))
+                total += part.signs[lo * CHUNK :][:count] * np.repeat(scales, CHUNK)[:count]
+            apart = None if self.every == 1 else (CHUNK * self.every * np.arange(len(some))[:, None] + np.arange(CHUNK))
+            yield Patch(some[0] * CHUNK, total.astype(np.float32), None if apart is None else apart.ravel()[:count])

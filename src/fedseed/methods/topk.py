@@ -28,47 +28,28 @@ from pydantic import Field
 from fedseed.aggregation.base import Parts
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.feedback import CHUNK, Feedback, chunks_of, halved
-from fedseed.methods.payload import About, Array, Content, Floats, Halves, Payload, Reader, State, check_bits, moved
+from fedseed.methods.feedback import CHUNK, Feedback, Scales, chunks_of, halved
+from fedseed.methods.payload import (
+    About,
+    Array,
+    Content,
+    Floats,
+    Halves,
+    Payload,
+    Reader,
+    State,
+    moved,
+    pack_numbers,
+    unpack_numbers,
+)  # fmt: skip
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 from fedseed.weights.layout import Layout
 
 PLACE_BITS = 12  # of a place in a chunk
-_GROUPS = 1 << 15  # of 8 numbers, worked on at a time: bounds what is needed besides by 8 MiB
 _TURNS = 3  # of Lloyd's algorithm
 _TOGETHER = 64  # chunks worked on at a time
 
 Places = NDArray[np.uint16]
-
-
-def pack(numbers: NDArray[Any], width: int) -> bytes:
-    """Returns the bytes of numbers of `width` bits each (1 to 16), lowest bit first, with zeros up to whole bytes."""
-    parts = []
-    for lo in range(0, len(numbers), 8 * _GROUPS):
-        part = np.ascontiguousarray(numbers[lo : lo + 8 * _GROUPS].astype("<u2"))
-        bits = np.unpackbits(part.view(np.uint8).reshape(-1, 2), axis=1, count=width, bitorder="little")
-        parts.append(np.packbits(bits, bitorder="little").tobytes())
-    return b"".join(parts)
-
-
-def packed_bytes(count: int, width: int) -> int:
-    """Returns how many bytes `pack` makes."""
-    return -(-count * width // 8)
-
-
-def unpack(data: bytes, width: int, count: int) -> Places:
-    """Reads what `pack` wrote. Raises MessageError: not so many bytes, or a padding bit is set."""
-    check_bits(data, count, f"numbers of {width} bits", width)
-    numbers = np.zeros(count, dtype=np.uint16)
-    for lo in range(0, count, 8 * _GROUPS):
-        size = min(8 * _GROUPS, count - lo)
-        begin = lo * width // 8
-        part = np.frombuffer(data, dtype=np.uint8, count=packed_bytes(size, width), offset=begin)
-        bits = np.unpackbits(part, count=size * width, bitorder="little").reshape(size, width)
-        wide = np.zeros((size, 16), dtype=np.uint8)
-        wide[:, :width] = bits
-        numbers[lo : lo + size] = np.packbits(wide, axis=1, bitorder="little").view("<u2").reshape(-1)
-    return numbers
 
 
 class Small(NamedTuple):
@@ -100,12 +81,11 @@ class Packed(Array):
         return Content(**{self.kind: len(value.numbers)})
 
     def write(self, value: Small) -> bytes:
-        return pack(value.numbers, value.width)
+        return pack_numbers(value.numbers, value.width)
 
     def read(self, reader: Reader) -> Small:
         width = self.width if isinstance(self.width, int) else int(reader.about.lookup(self.width))
-        count = self.count(reader)
-        return Small(unpack(reader.take(packed_bytes(count, width)), width, count), width)
+        return Small(unpack_numbers(reader, width, self.count(reader)).astype(np.uint16, copy=False), width)
 
 
 class Counts(Array):
@@ -177,13 +157,11 @@ class KeptEntries(Payload):
         codes: their levels, less 1; the highest bit is set where the value is negative.
     """
 
-    scales: Annotated[Floats, Halves("chunks")]
+    scales: Annotated[Floats, Scales("chunks")]
     places: Annotated[Small, Packed("entries", width=PLACE_BITS)]
     codes: Annotated[Small, Packed("entries", width="bits", kind="scalars")]
 
     def check(self, about: About) -> None:
-        if (self.scales < 0).any():
-            raise MessageError(f"the scale of chunk {int(np.argmax(self.scales < 0))} is negative")
         check_places(about.lookup("counts"), self.places.numbers, about.state.layout.size)
 
     def patch(self, counts: NDArray[np.int64]) -> Patch:
@@ -303,10 +281,9 @@ def _dense(sent: Sequence[Patch], size: int) -> Iterator[list[NDArray[np.float64
         hi = min(lo + _TOGETHER * CHUNK, size)
         dense = []
         for entries in sent:
-            assert entries.offsets is not None
-            a, b = np.searchsorted(entries.offsets, (lo, hi))
+            where, values = entries.within(lo, hi)
             dense.append(np.zeros(hi - lo))
-            dense[-1][entries.offsets[a:b] - lo] = entries.values[a:b]
+            dense[-1][where] = values
         yield dense
 
 

@@ -87,7 +87,7 @@ class ZOOptimizer:
         self._ended = False
         self._held: Record | None = None  # the newest step: the last one is written with the weights' digest
         if self.method.from_base:
-            self.space.keep_base(often=self.method.rebuilds_often)
+            self.space.keep_base()
         if orbit is not None:
             self._open(Path(orbit), resume, str(getattr(model, "name_or_path", "")) if base is None else base)
 

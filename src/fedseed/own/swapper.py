@@ -148,6 +148,6 @@ class Swapper:
             space = space_of(header, self.model)
             if space.layout != header.layout:
                 raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
-            space.keep_base(offload=False)
+            space.keep_base()
             self._spaces[key] = space
         return self._spaces[key]

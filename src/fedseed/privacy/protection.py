@@ -4,8 +4,8 @@
     clients    what a client sends is bounded; the coordinator gets the noisy mean in place of single answers
     votes      the coordinator gets a private draw in place of the votes (DP-FeedSign); a client always votes
 
-No method knows of it. What a protection sees of an update is `Payload.vector`, `with_vector` and `unit`, and whether
-clients' vectors can be compared (`Method.incomparable`).
+No method knows of it. What a protection sees of an update is `Payload.vector` and `with_vector`, `Method.unit`, and
+whether clients' vectors can be compared (`Method.incomparable`).
 """
 
 import json
@@ -272,16 +272,15 @@ class ProtectedClients(Protection):
         update = kind.of(np.zeros(kind.words(about)), about)
         with suppress(NonFiniteError):
             update = self.method.train(state, plan, client)  # type: ignore[assignment]
-        unit = kind.unit(about)
-        return update.with_vector(unit * bounded(update.vector(about) / unit, self.mechanism.settings.clip), about)
+        within = bounded(update.vector(about) / about.unit, self.mechanism.settings.clip)
+        return update.with_vector(about.unit * within, about)
 
     def combined(self, state: State, answers: Answers, asked: int) -> Answers:
         """Returns one answer that stands for all: the noisy mean of the bounded vectors."""
         about, kind = About(self.method, state, "update", answers.round), _summand(self.method)
-        unit = kind.unit(about)
 
         def noisy(updates: Sequence[Any], asked: int) -> Any:
-            return unit * self.mechanism.mean([update.vector(about) / unit for update in updates], asked)
+            return about.unit * self.mechanism.mean([update.vector(about) / about.unit for update in updates], asked)
 
         if self.method.incomparable is not None:
             own = (Answer(client, c, one.with_vector(noisy([one], 1), about)) for client, c, one in answers)

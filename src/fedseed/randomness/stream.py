@@ -150,6 +150,11 @@ def coins(seed: int, step: int, count: int) -> NDArray[np.int8]:
     return np.where(drawn[:count] & 1, 1, -1).astype(np.int8)
 
 
+def rate_number(seed: int, number: int, client: int) -> float:
+    """A client's number in a round, uniform between -1 and 1, by which FedMeZO's random learning rates differ."""
+    return ((derive(seed, Domain.RATE, number, client) >> 11) + 0.5) * 2.0**-52 - 1.0
+
+
 def uniform_integers(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.uint64]:
     """`count` independent 64-bit integers."""
     rows = words(seed, domain, direction, 0, (count + 1) // 2).astype(np.uint64)

@@ -64,7 +64,7 @@ def hosted_of(
 
             choose_trainable(model, spec.trainable)
     try:
-        worker = Worker(model, method, objective, seed, spec.joint, spec.offload_base, True, spec.digest)
+        worker = Worker(model, method, objective, seed, spec.joint, True, spec.digest)
     except ValueError as error:
         raise RecipeError(str(error)) from error
     worker.private = spec.private

@@ -216,9 +216,6 @@ class ModelSettings(Table):
         trainable: name patterns of the parameters that train; with an adapter, of its own or the base's. "head": what
             stands outside of the model's backbone, such as a classifier's last layer.
         adapter: train an adapter in place of the base (`fedseed.models.adapters`).
-        offload_base: methods that need a second copy of the base (FedKSeed, small_steps = "from-base") keep it out of
-            the way: in a temporary file (where TMPDIR says), beside a GPU in the host's memory. "auto": where that
-            costs next to nothing, which is for large models with temporary files on a disk.
         activation_checkpointing: first-order training keeps the inputs of the model's layers alone and makes the rest
             of their activations anew in the backward pass: less memory, more time, the same gradients.
         attention: how transformers computes attention; by default what it chooses. Losses differ in their last bits.
@@ -235,7 +232,6 @@ class ModelSettings(Table):
     quantization: Literal["4bit", "8bit"] | None = None
     trainable: list[str] | Literal["head"] | None = None
     adapter: AnyAdapter | None = None
-    offload_base: Annotated[bool | Literal["auto"], INCIDENTAL] = "auto"
     activation_checkpointing: Annotated[bool, INCIDENTAL] = False
     attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = None
     trust_remote_code: bool = False

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedseed.aggregation import AggregationRule
 from fedseed.attacks.updates import AttackKind
@@ -50,8 +50,6 @@ class RunSpec:
         trainable: name patterns of the trainable parameters, for the orbit's header; None: all.
         classes: names of the classes that a classifier tells apart, for the orbit's header; none: no classifier.
         adapter: tune an adapter of this kind in place of the model; None: what the method is defined with, if anything.
-        offload_base: keep the copy of the base that some methods need (FedKSeed, small_steps = "from-base") in a
-            temporary file (weights on a GPU: in the host's memory); "auto": where that costs next to nothing.
         digest: how base and weights are hashed (`fedseed.weights.digest`).
         out: folder for the run's files; None: nothing is written.
         recipe_text: the complete recipe, written beside the results.
@@ -85,7 +83,6 @@ class RunSpec:
     trainable: Sequence[str] | None = None
     classes: Sequence[str] = ()
     adapter: Adapter | None = None
-    offload_base: bool | Literal["auto"] = "auto"
     digest: DigestKind = "blake2b"
     out: Path | str | None = None
     recipe_text: str | None = None
@@ -134,7 +131,6 @@ class RunSpec:
             joint=recipe.federation.joint,
             base=recipe.model.base,
             adapter=recipe.model.adapter,
-            offload_base=recipe.model.offload_base,
             digest=recipe.model.digest,
             out=out,
             recipe_text=recipe.to_toml(),

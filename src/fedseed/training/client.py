@@ -24,7 +24,6 @@ from fedseed.training.streaming import gradients_taken
 from fedseed.weights.change import Change, Floats
 from fedseed.weights.devices import gpus, wait_for
 from fedseed.weights.heap import give_back
-from fedseed.weights.offload import offloaded
 from fedseed.weights.projection import Projection, change_norms, count_moved, project_change
 from fedseed.weights.row_losses import row_losses
 from fedseed.weights.space import ParameterSpace
@@ -204,18 +203,17 @@ class LocalClient:
         if self.cost.backward_passes and self.space.layout.dense_bytes >= MANY_BYTES:
             give_back()
 
-    def _remember(self, copy: bool, offload: bool = False) -> None:
+    def _remember(self, copy: bool) -> None:
         """Makes sure that what follows can be undone.
 
         Args:
             copy: by a copy of the weights; otherwise as the space itself can.
-            offload: with the copy in a temporary file (of a GPU's weights: in the host's memory).
         """
         if self._start is not None:
             return  # of the round's beginning there is a copy already
         way_back = None if copy else self.space.way_back()
         if way_back is None:
-            self._start = offloaded(self.space.parameters) if offload else self.space.snapshot()
+            self._start = self.space.snapshot()
             way_back = partial(self.space.restore, self._start)
         self._undo += [self._buffers_as_they_are(), way_back]
 
@@ -402,7 +400,7 @@ class LocalClient:
         Raises:
             NonFiniteError: as `first_order` does.
         """
-        self._remember(copy=True, offload=True)
+        self._remember(copy=True)
         projection = Projection(self.space.vector, basis, counts)
         # a gradient is gone before the next has come: a loss scale can't be changed for what overflows
         steps = steps_of(training, self.space.vector, self._rounder, self._finer, adapts=False)

@@ -121,6 +121,15 @@ class Patch:
     values: Floats
     offsets: NDArray[np.integer[Any]] | None = None
 
+    def within(self, lo: int, hi: int) -> tuple[Any, Floats]:
+        """Returns what the patch has for entries lo..hi: where it lies, counted from lo, and the values."""
+        if self.offsets is None:
+            a = max(lo, self.start)
+            values = self.values[a - self.start : max(0, hi - self.start)]
+            return slice(a - lo, a - lo + len(values)), values
+        a, b = np.searchsorted(self.offsets, (lo - self.start, hi - self.start))
+        return self.offsets[a:b].astype(np.int64) + (self.start - lo), self.values[a:b]
+
 
 @dataclass(frozen=True, eq=False)
 class Entries:

@@ -14,11 +14,9 @@ from fedseed.randomness import kernels
 from fedseed.weights import stochastic
 from fedseed.weights.change import Add, Rounding, Term
 from fedseed.weights.digest import dtype_name
-from fedseed.weights.offload import Offloaded
 from fedseed.weights.vector import Prepare, Vector, flat, operand, write_back
 
 PIECE = 1 << 22  # elements worked on at a time where a buffer is needed: bounds it by 16 MiB
-SMALL = 1 << 13  # elements of a tensor that is not worth reading in pieces
 
 
 def move(vector: Vector, terms: Sequence[Term], scale: float, base: Sequence[torch.Tensor] | None = None) -> None:
@@ -30,13 +28,7 @@ def move(vector: Vector, terms: Sequence[Term], scale: float, base: Sequence[tor
         if base is None:
             kernel.move(out, out, dtype_name(p), prepared, scale, start)
         else:
-            if isinstance(base, Offloaded) and hi - lo > SMALL:
-                parts = base.pieces(index, lo, hi)
-            else:
-                parts = iter([(lo, hi, flat(base[index])[lo:hi])])
-            for a, b, part in parts:
-                there = operand(kernel, part.to(p.device, non_blocking=True))
-                kernel.move(out[a - lo : b - lo], there, dtype_name(p), prepared, scale, start + a - lo)
+            kernel.move(out, operand(kernel, flat(base[index])[lo:hi]), dtype_name(p), prepared, scale, start)
         if elements is not None:
             write_back(p, elements)
 
@@ -77,7 +69,8 @@ def move_scaled(vector: Vector, terms: Sequence[Term], scale: float, moments: Mo
     """`move` along directions whose entries are divided by what "hiso" has learnt, which stays as it is."""
 
     def change(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
-        return scaled(kernel, prepared, start, stop, scale, moments)
+        divisor = moments.divisor(slice(start, stop), torch.float32)
+        return combined(kernel, prepared, start, stop).to(divisor.device) / divisor * float(np.float32(scale)) + 0.0
 
     _by_pieces(vector, vector.preparing(terms, scale), change, None)
 
@@ -109,14 +102,6 @@ def combined(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> t
     """The sum over elements start..stop, as a tensor."""
     total = kernel.combine(prepared, start, stop)
     return total if isinstance(total, torch.Tensor) else torch.from_numpy(total)
-
-
-def scaled(
-    kernel: kernels.Kernels, prepared: Any, start: int, stop: int, scale: float, moments: Moments
-) -> torch.Tensor:
-    """scale times the sum over elements start..stop, each divided by what "hiso" has learnt of it."""
-    divisor = moments.divisor(slice(start, stop), torch.float32)
-    return combined(kernel, prepared, start, stop).to(divisor.device) / divisor * float(np.float32(scale)) + 0.0
 
 
 def _by_pieces(

@@ -20,12 +20,10 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from fedseed.optimizers.rules import Moments
 from fedseed.randomness import kernels
 from fedseed.randomness.kernels.reference import Part
 from fedseed.weights.change import Term
 from fedseed.weights.digest import dtype_name
-from fedseed.weights.moving import PIECE, SMALL, scaled
 from fedseed.weights.vector import Vector, flat, operand
 
 # functions that ask a tensor about itself, not for its values: no copy is made for them
@@ -35,6 +33,7 @@ _ASKS = {
     "data_ptr", "__len__", "__hash__", "__repr__", "requires_grad_", "register_hook",
 }  # fmt: skip
 _VIEWS = {"T", "mT", "H", "mH", "data", "real"}  # attributes that hand out values
+SMALL = 1 << 13  # elements of a tensor whose perturbed copy is kept for the next use
 LARGE = 1 << 20  # elements of a matrix beyond which a product is done in slices: a copy then takes 4 MiB at most
 FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
 FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
@@ -82,13 +81,11 @@ class Perturbation:
         vector: the tensors.
         term: the direction.
         scale: how far to move along it.
-        scaling: what the direction's entries are divided by (`fedseed.optimizers.rules.Rule`, "hiso"); None: nothing.
     """
 
-    def __init__(self, vector: Vector, term: Term, scale: float, scaling: Moments | None = None) -> None:
+    def __init__(self, vector: Vector, term: Term, scale: float) -> None:
         self._vector = vector
         self._scale = scale
-        self._scaling = scaling
         self._part = Part(
             term.basis.spec_on(vector.layout.matrices), term.first, np.asarray(term.coefficients, dtype=np.float32)
         )
@@ -115,9 +112,6 @@ class Perturbation:
 
     def copy(self, parameter: torch.Tensor, lo: int, hi: int, out: torch.Tensor) -> None:
         """Writes elements lo..hi of the perturbed parameter, flat, to `out`."""
-        if self._scaling is not None:
-            self._copy_scaled(self._scaling, parameter, lo, out)
-            return
         vector, kernel = self._vector, self._kernel_of(parameter)
         contiguous = parameter.is_contiguous()
         source = vector.operand(kernel, parameter) if contiguous else operand(kernel, flat(parameter))
@@ -127,29 +121,17 @@ class Perturbation:
             prepared = self._of(kernel, parameter, block)
             kernel.move(target[a:b], source[lo + a : lo + b], dtype, prepared, self._scale, start + a)
 
-    def _copy_scaled(self, scaling: Moments, parameter: torch.Tensor, lo: int, out: torch.Tensor) -> None:
-        """Does what `copy` does, with each entry of the direction divided by its own number."""
-        elements, kernel = flat(parameter), self._kernel_of(parameter)
-        begin = self._vector.start_of(parameter) + lo
-        for block, first, last in self._vector.overlaps(begin, len(out)):
-            prepared = self._of(kernel, parameter, block)
-            for a in range(first, last, PIECE):
-                b = min(a + PIECE, last)
-                change = scaled(kernel, prepared, begin + a, begin + b, self._scale, scaling)
-                out[a:b].copy_(elements[lo + a : lo + b].float() + change.to(out.device))
-
     def rows(self, parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
         """Returns rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
-        block = self._vector.only_block(parameter)
-        if block is None or self._scaling is not None or not parameter.is_contiguous():
+        block, kernel = self._vector.only_block(parameter), self._kernel_of(parameter)
+        if block is None or kernel.TENSORS or not parameter.is_contiguous():  # a GPU copies it as a whole
             return None
-        kernel, count = self._kernel_of(parameter), len(rows)
-        out = torch.empty(count, parameter.shape[1], dtype=parameter.dtype, device=parameter.device)
-        source, target = operand(kernel, flat(parameter)), operand(kernel, out.view(-1))
-        kernel.move_rows(
-            target.reshape(count, -1), source.reshape(parameter.shape[0], -1), operand(kernel, rows),
-            dtype_name(parameter), self._of(kernel, parameter, block), self._scale, self._vector.start_of(parameter),
-        )  # fmt: skip
+        width, start = parameter.shape[1], self._vector.start_of(parameter)
+        out = torch.empty(len(rows), width, dtype=parameter.dtype, device=parameter.device)
+        source, target = (operand(kernel, flat(t)).reshape(-1, width) for t in (parameter, out))
+        dtype, prepared = dtype_name(parameter), self._of(kernel, parameter, block)
+        for own, row in zip(target, rows.tolist(), strict=True):
+            kernel.move(own, source[row], dtype, prepared, self._scale, start + row * width)
         return out
 
     def product(self, x: torch.Tensor, parameter: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
@@ -163,7 +145,6 @@ class Perturbation:
         if (
             kernel.product is None
             or self._part.spec.name == "lowrank"
-            or self._scaling is not None
             or block is None
             or any(t.dtype != torch.float32 for t in tensors)
             or not parameter.is_contiguous()
@@ -195,7 +176,7 @@ class Perturbation:
         return self._prepared[key]
 
 
-def can_stand_in(model: torch.nn.Module, vector: Vector, scaling: Moments | None) -> bool:
+def can_stand_in(model: torch.nn.Module, vector: Vector) -> bool:
     """Returns whether copies of all tensors may take their place (`in_place_of`), with the same bits.
 
     They may not where gradients go to the tensors, nor under autocast, which remembers what it made of a tensor.
@@ -204,7 +185,6 @@ def can_stand_in(model: torch.nn.Module, vector: Vector, scaling: Moments | None
     return (
         vector.layout.size < FUSED  # and so no product is made as it goes on
         and not any(isinstance(module, _SHORT_CUTS) for module in model.modules())
-        and scaling is None
         and not torch.is_grad_enabled()
         and not torch.is_inference_mode_enabled()
         and all(p.is_cpu for p in vector.parameters)

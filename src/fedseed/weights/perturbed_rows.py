@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -33,56 +32,30 @@ from fedseed.weights.row_use import RowsError, RowUse, Tables
 from fedseed.weights.vector import Vector, check_scale
 
 
-@dataclass
-class _Apart:
-    """A cache that `pytree` takes apart."""
-
-    cache: Any
-
-
-def apart(tree: Any) -> Any:
-    """Returns the arguments or results with every cache taken apart."""
-    return pytree.tree_map(lambda v: _Apart(v) if _is_cache(v) else v, tree)
+def know_caches() -> None:
+    """Has `pytree` take caches that grow layer by layer apart; without transformers imported there is none."""
+    kind = getattr(sys.modules.get("transformers.cache_utils"), "DynamicCache", None)
+    if kind is not None and kind not in pytree.SUPPORTED_NODES:
+        pytree.register_pytree_node(kind, _flatten, _unflatten)
 
 
-def together(tree: Any) -> Any:
-    """Returns the tree with every cache put together again: the inverse of `apart`."""
-    return pytree.tree_map(
-        lambda v: v.cache if isinstance(v, _Apart) else v, tree, is_leaf=lambda v: isinstance(v, _Apart)
-    )
+def _flatten(cache: Any) -> tuple[list[torch.Tensor], Any]:
+    filled = [layer for layer in cache.layers if layer.is_initialized]
+    return [tensor for layer in filled for tensor in (layer.keys, layer.values)], _with(cache, iter(()))
 
 
-def _is_cache(value: Any) -> bool:
-    """Returns whether it is a cache that grows, layer by layer; without transformers imported there is none."""
-    module = sys.modules.get("transformers.cache_utils")
-    kind = getattr(module, "DynamicCache", None)
-    return kind is not None and type(value) is kind
+def _unflatten(tensors: Iterable[Any], shell: Any) -> Any:
+    return _with(shell, iter(tensors))
 
 
-def _flatten(held: _Apart) -> tuple[list[torch.Tensor], Any]:
-    shell = copy(held.cache)
-    shell.layers = [_with(layer, (None, None)) for layer in held.cache.layers]
-    filled = [layer for layer in held.cache.layers if layer.is_initialized]
-    return [tensor for layer in filled for tensor in (layer.keys, layer.values)], shell
-
-
-def _unflatten(tensors: Iterable[Any], shell: Any) -> _Apart:
-    found = iter(tensors)
-    cache = copy(shell)
-    cache.layers = [
-        _with(layer, (next(found), next(found))) if layer.is_initialized else copy(layer) for layer in shell.layers
-    ]
-    return _Apart(cache)
-
-
-def _with(layer: Any, tensors: tuple[Any, Any]) -> Any:
-    """Returns a copy of a layer with these keys and values."""
-    other = copy(layer)
-    other.keys, other.values = tensors
+def _with(cache: Any, tensors: Iterator[Any]) -> Any:
+    """Returns a copy of a cache with these keys and values, or None where there are no more."""
+    other = copy(cache)
+    other.layers = [copy(layer) for layer in cache.layers]
+    for layer in other.layers:
+        if layer.is_initialized:
+            layer.keys, layer.values = next(tensors, None), next(tensors, None)
     return other
-
-
-pytree.register_pytree_node(_Apart, _flatten, _unflatten)
 
 
 __all__ = ["PerturbedRows", "Rows", "RowsError", "moves_of"]
@@ -213,7 +186,8 @@ class _Call:
 
     def __init__(self, forward: Callable[..., Any], args: Any, kwargs: Any, rows: int) -> None:
         self._forward = forward
-        self._leaves, self._form = pytree.tree_flatten(apart((args, kwargs)))
+        know_caches()
+        self._leaves, self._form = pytree.tree_flatten((args, kwargs))
         self._of_rows = [isinstance(v, torch.Tensor) and v.dim() > 0 and len(v) == rows for v in self._leaves]
         self.inputs = [v for v, of_rows in zip(self._leaves, self._of_rows, strict=True) if of_rows]
         self._found: list[Any] = []  # what a call returned, with `_TENSOR` in place of each tensor
@@ -226,8 +200,8 @@ class _Call:
         """Returns the tensors that the model returns for these inputs."""
         own = iter(inputs)
         leaves = [next(own) if of_rows else v for v, of_rows in zip(self._leaves, self._of_rows, strict=True)]
-        args, kwargs = together(pytree.tree_unflatten(leaves, self._form))
-        found, self._found_form = pytree.tree_flatten(apart(self._forward(*args, **kwargs)))
+        args, kwargs = pytree.tree_unflatten(leaves, self._form)
+        found, self._found_form = pytree.tree_flatten(self._forward(*args, **kwargs))
         self._found = [_TENSOR if isinstance(v, torch.Tensor) else v if isinstance(v, _PLAIN) else None for v in found]
         return [v for v in found if isinstance(v, torch.Tensor)]
 
@@ -235,4 +209,4 @@ class _Call:
         """Returns what the model would return for the batch, made of these tensors."""
         made = iter(tensors)
         leaves = [next(made) if v is _TENSOR else v for v in self._found]
-        return together(pytree.tree_unflatten(leaves, self._found_form))
+        return pytree.tree_unflatten(leaves, self._found_form)

@@ -13,7 +13,6 @@ from fedseed.weights import moving, projection
 from fedseed.weights.change import Add, Average, Change, Coefficients, Entries, Floats, Optimize, Rebuild, Replace, Term
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
-from fedseed.weights.offload import Offload, copies
 from fedseed.weights.perturbation import Perturbation, PerturbedUse, can_exchange, can_stand_in, in_place_of
 from fedseed.weights.perturbed_rows import PerturbedRows, Rows, moves_of
 from fedseed.weights.vector import Vector, flat, move_entries
@@ -142,11 +141,6 @@ class ParameterSpace:
         second = self.size if rule.kind == "adam" else 0
         return Moments(rule, torch.zeros(self.size, device=device), torch.zeros(second, device=device))
 
-    @property
-    def _scaling(self) -> Moments | None:
-        """The averages that entries of directions are divided by; None: there are none."""
-        return self._moments if self._moments is not None and self._moments.rule.kind == "hiso" else None
-
     def _average(self, change: Average) -> None:
         if not change.branches:
             return
@@ -176,15 +170,9 @@ class ParameterSpace:
 
     # -- the base ------------------------------------------------------------------------------------------------
 
-    def keep_base(self, offload: Offload = "auto", often: bool = False) -> None:
-        """Keep a copy of the weights as they are: what `Rebuild` starts from.
-
-        Args:
-            offload: in a temporary file (weights on a GPU: in its host's memory), which is read at each `Rebuild`, not
-                beside the weights. "auto": where that costs next to nothing (`fedseed.weights.offload`).
-            often: whether there will be a `Rebuild` at every local step.
-        """
-        self._base = copies(self.parameters, offload, often)
+    def keep_base(self) -> None:
+        """Keep a copy of the weights as they are: what `Rebuild` starts from."""
+        self._base = self.snapshot()
         self._rebuilt, self._moved = None, False
 
     def release_base(self) -> None:
@@ -268,12 +256,12 @@ class ParameterSpace:
 
         Nothing is added to and subtracted from the weights. Each torch function gets a perturbed copy of the
         parameters it uses (`weights.perturbation`), rounded to the dtype as `add` rounds; a tiny model has such copies
-        in the place of all its parameters, which is quicker and gives the same bits. A model with scripted or
-        compiled parts, where that is not possible, has its weights changed and put back from a copy.
+        in the place of all its parameters, which is quicker and gives the same bits. Otherwise the weights are changed
+        and put back from a copy: of a model with scripted or compiled parts, and after steps of the rule "hiso".
 
-        After steps of the rule "hiso" each entry of the direction is divided by what they have learnt of it: such a
-        space moves along v / (sqrt(h) + eps), to be evaluated and by steps alike. That is of the state that steps make,
-        so whoever has taken the same ones sees the same weights.
+        After these each entry of the direction is divided by what they have learnt of it: such a space moves along
+        v / (sqrt(h) + eps), to be evaluated and by steps alike. That is of the state that steps make, so whoever has
+        taken the same ones sees the same weights.
 
         Args:
             basis: where the direction comes from.
@@ -282,19 +270,20 @@ class ParameterSpace:
             often: the model is called many times inside, as when it writes: the direction is made once, and the
                 weights are changed and put back from a copy, also where that would not be necessary.
         """
-        term, scaling = Term(basis, np.ones(1, dtype=np.float32), k), self._scaling
-        if can_exchange(self.model) and not often:
-            perturbation = Perturbation(self.vector, term, scale, scaling)
-            tiny = can_stand_in(self.model, self.vector, scaling)
+        term, moments = Term(basis, np.ones(1, dtype=np.float32), k), self._moments
+        learnt = moments if moments is not None and moments.rule.kind == "hiso" else None
+        if can_exchange(self.model) and not often and learnt is None:
+            perturbation = Perturbation(self.vector, term, scale)
+            tiny = can_stand_in(self.model, self.vector)
             with in_place_of(self.vector, perturbation) if tiny else PerturbedUse(perturbation):
                 yield
             return
         saved, moved = self.snapshot(), self._moved
         try:
-            if scaling is None:
+            if learnt is None:
                 self.apply(Add([term], scale))
             else:
-                moving.move_scaled(self.vector, [term], scale, scaling)
+                moving.move_scaled(self.vector, [term], scale, learnt)
             yield
         finally:
             self.restore(saved)

@@ -163,32 +163,18 @@ def move_entries(vector: Vector, change: Entries) -> None:
             weights are unchanged then.
     """
     check_scale(change.scale)
-    at = 0
+    at = end = 0
     for patch in change.patches:
         at = _check(patch, at, vector.layout.size)
-    ends = list(accumulate(entry.size for entry in vector.layout.tensors))
-    for patch in change.patches:
-        values = patch.values * np.float32(change.scale)
-        done = 0
-        while done < len(values):
-            first = patch.start + (done if patch.offsets is None else int(patch.offsets[done]))
-            index = bisect_right(ends, first)  # the tensor that it lies in
-            begin = ends[index] - vector.layout.tensors[index].size
-            if patch.offsets is None:
-                upto = min(len(values), done + ends[index] - first)
-            else:
-                upto = int(np.searchsorted(patch.offsets, ends[index] - patch.start))
-            parameter = vector.parameters[index]
-            elements, part = flat(parameter), torch.from_numpy(values[done:upto]).to(parameter.device)
-            if patch.offsets is None:
-                there = elements[first - begin : first - begin + upto - done]
-                there.copy_(there.float() + part)
-            else:
-                which = torch.from_numpy(patch.offsets[done:upto].astype(np.int64) + (patch.start - begin))
-                which = which.to(parameter.device)
-                elements[which] = (elements[which].float() + part).to(elements.dtype)
-            write_back(parameter, elements)
-            done = upto
+    for parameter in vector.parameters:
+        elements, begin, end = flat(parameter), end, end + parameter.numel()
+        for patch in change.patches:
+            where, values = patch.within(begin, end)
+            if len(values):
+                which = where if isinstance(where, slice) else torch.from_numpy(where).to(parameter.device)
+                added = torch.from_numpy(values * np.float32(change.scale)).to(parameter.device)
+                elements[which] = (elements[which].float() + added).to(elements.dtype)
+        write_back(parameter, elements)
 
 
 def _check(patch: Patch, least: int, size: int) -> int:

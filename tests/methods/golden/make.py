@@ -20,7 +20,7 @@ from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import BitStep, Coefficients, CoefficientStep, FerretPlan
 from fedseed.methods.mezo import Estimates
 from fedseed.methods.payload import Nothing
-from fedseed.methods.sign import SignBits, Signed, SignStep
+from fedseed.methods.sign import Signed, SignStep
 from fedseed.methods.topk import Combined, KeptEntries, Small
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.weights.layout import Layout, TensorEntry
@@ -47,11 +47,10 @@ def gammas(first=0):
 
 
 BITS = Ferret(directions=5, blocks=2, allocation="size", seeds="shared", scalars="bit")
-BIT = SignBits(np.array([0b101101], dtype=np.uint8), 6)
 
 
 def signed(weight=None):
-    return Signed(0, np.array([0.625], dtype=np.float32), BIT, weight=weight)
+    return Signed(0, np.array([0.625], dtype=np.float32), np.int8([1, -1, 1, 1, -1, 1]), weight=weight)
 
 
 USES = np.arange(8, dtype=np.uint32) * 1000
@@ -81,12 +80,11 @@ CASES = {
     "zo-fedsgd-shared-byte": (ZOFedSGD(seeds="shared", scalars="byte"), Nothing(), ByteProjections(numbers(1, 1)),
                               Projections(numbers(1, 2))),
     "mezo": (MeZO(estimates=3), Nothing(), Estimates(numbers(3)), Estimates(numbers(3, 2))),
-    "fedmezo": (FedMeZO(steps=3), Nothing(), Trace(None, numbers(3) / 2**20),
-                Traces((Trace(None, numbers(3), client=0, weight=0.25),
-                        Trace(None, numbers(3, 3), client=5, weight=0.75)))),
-    "fedmezo-loss": (FedMeZO(steps=3, learning_rate=0.25, personal="loss"), Rate(0.3125), Trace(1.5, numbers(3)),
-                     Traces((Trace(-0.75, numbers(3), client=2, weight=1.0),))),
-    "fedmezo-tensors": (FedMeZO(travel="tensors"), Nothing(), Weights(DATA), Weights(DATA)),
+    "fedmezo": (FedMeZO(steps=3), Rate(), Trace(numbers(3) / 2**20),
+                Traces((Trace(numbers(3), client=0, weight=0.25), Trace(numbers(3, 3), client=5, weight=0.75)))),
+    "fedmezo-loss": (FedMeZO(steps=3, learning_rate=0.25, personal="loss"), Rate(0.3125), Trace(numbers(3), loss=1.5),
+                     Traces((Trace(numbers(3), client=2, weight=1.0, loss=-0.75),))),
+    "fedmezo-tensors": (FedMeZO(travel="tensors"), Rate(), Weights(DATA), Weights(DATA)),
     "fedmezo-tensors-loss": (FedMeZO(travel="tensors", learning_rate=0.25, personal="loss-5"), Rate(0.1875),
                              Weights(DATA, loss=2.25), Weights(DATA)),
     "mezo-population": (MeZO(estimates=2, population=2), Nothing(), Estimates(numbers(4)), Estimates(numbers(4, 2))),
@@ -100,8 +98,8 @@ CASES = {
     "feedsign-population": (FeedSign(votes_per_round=3, population=4), Nothing(), Votes(signs(12)), Votes(-signs(12))),
     "fedkseed-population": (FedKSeed(candidates=8, population=2, batch=2, steps=2), Pool(2**32 - 2, numbers(8), None),
                             Pairs(np.array([0, 7, 3, 3], dtype=np.uint32), numbers(4)), Accumulated(numbers(8))),
-    "fedmezo-population": (FedMeZO(steps=2, population=2, batch=2), Nothing(), Trace(None, numbers(4) / 2**20),
-                           Traces((Trace(None, numbers(4), client=0, weight=0.25),))),
+    "fedmezo-population": (FedMeZO(steps=2, population=2, batch=2), Rate(), Trace(numbers(4) / 2**20),
+                           Traces((Trace(numbers(4), client=0, weight=0.25),))),
     "fedsgd": (FedSGD(), Nothing(), Gradient(66_051, DATA), Weights(DATA)),
     "topk": (TopK(share=0.5, bits=3), Nothing(),
              KeptEntries(np.array([0.75], dtype=np.float32), Small(np.array([0, 2, 5], dtype=np.uint16), 12),

@@ -147,20 +147,10 @@ def signs(records: Records, domain: Domain, start: int, count: int, device: torc
 
 def total(records: Records, matrix: Matrix, first: int, last: int, device: torch.device | None = None) -> torch.Tensor:
     """The sum on rows first..last of a matrix, shape (last - first, columns)."""
-    device = device or default_device()
-    return _summed(records, matrix, records.patterns(Domain.LEFT, matrix.start + first, last - first, device))
-
-
-def total_of_rows(records: Records, matrix: Matrix, rows: torch.Tensor) -> torch.Tensor:
-    """The sum on some rows of a matrix, shape (len(rows), columns)."""
-    lefts = records.patterns(Domain.LEFT, matrix.start, matrix.rows, rows.device)
-    return _summed(records, matrix, lefts[:, rows].contiguous())
-
-
-def _summed(records: Records, matrix: Matrix, lefts: torch.Tensor) -> torch.Tensor:
-    rows, device = lefts.shape[1], lefts.device
+    device, rows = device or default_device(), last - first
     out = torch.empty(rows, matrix.columns, dtype=torch.float32, device=device)
     if out.numel():
+        lefts = records.patterns(Domain.LEFT, matrix.start + first, rows, device)
         rights = records.patterns(Domain.RIGHT, matrix.start, matrix.columns, device)
         grid = -(-rows // _ROWS.value), -(-matrix.columns // _COLUMNS.value)
         launch(_sum, grid, out, lefts, rights, records.on(device)[1], records.groups, rows, matrix.columns)

@@ -5,7 +5,6 @@ on a matrix its rows are summed a few at a time and added to the weights, so tha
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -31,12 +30,6 @@ class Sum(NamedTuple):
     piece: int  # elements of a matrix to work on at a time
 
 
-class Mixed(NamedTuple):
-    """A sum of low-rank directions and others: runs of parts of either kind, whose sums are added up in order."""
-
-    sums: list[Any]
-
-
 class Kernels:
     """An implementation of all bases; see `reference` for the meaning of the arguments.
 
@@ -58,11 +51,15 @@ class Kernels:
     # -- sums ----------------------------------------------------------------------------------------------------
 
     def prepare(self, parts: Sequence[Part], length: int) -> Any:
-        """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`."""
-        runs = [(low, list(run)) for low, run in groupby(parts, key=lambda part: part.spec.name == "lowrank")]
-        if len(runs) > 1:
-            return Mixed([self.prepare(run, length) for _, run in runs])
-        if not runs or not runs[0][0]:
+        """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`.
+
+        Raises:
+            ValueError: some are low-rank and others are not.
+        """
+        low = {part.spec.name == "lowrank" for part in parts}
+        if len(low) > 1:
+            raise ValueError("a sum of lowrank directions and others: make a change of each kind")
+        if low != {True}:
             return self._flat.prepare(parts, length)
         pairs = plain.pairs(parts)
         vectors = self._flat.prepare(plain.on_vectors(parts), length)
@@ -80,11 +77,6 @@ class Kernels:
 
     def combine(self, prepared: Any, start: int, stop: int) -> Any:
         """The sum over elements start..stop."""
-        if isinstance(prepared, Mixed):
-            first, *others = (self.combine(sums, start, stop) for sums in prepared.sums)
-            for other in others:
-                first += other
-            return first
         if not isinstance(prepared, Sum):
             return self._flat.combine(prepared, start, stop)
         parts = []
@@ -124,10 +116,6 @@ class Kernels:
 
     def move(self, out: Any, source: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
         """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
-        if isinstance(prepared, Mixed):
-            sums = self.combine(prepared, start, start + len(source))
-            self._flat.add_sums(out, source, dtype, sums.to(source.device) if self.TENSORS else sums, scale)
-            return
         if not isinstance(prepared, Sum):
             self._flat.move(out, source, dtype, prepared, scale, start)
             return
@@ -157,20 +145,6 @@ class Kernels:
             part = out[lo : lo + piece]
             for sums, scale in prepared:
                 self.move(part, part, dtype, sums, scale, start + lo)
-
-    def move_rows(self, out: Any, source: Any, rows: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
-        """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
-        if isinstance(prepared, Mixed) or not hasattr(self._flat, "move_rows"):
-            width = source.shape[1]
-            for i, row in enumerate(rows):
-                self.move(out[i], source[int(row)], dtype, prepared, scale, start + int(row) * width)
-            return
-        if not isinstance(prepared, Sum):
-            self._flat.move_rows(out, source, rows, dtype, prepared, scale, start)
-            return
-        (run,) = prepared.matrices.cut(start, start + source.shape[0] * source.shape[1])
-        sums = self._low.total_of_rows(prepared.records, run.matrix, rows)
-        self._flat.add_sums(out.reshape(-1), source[rows].reshape(-1), dtype, sums.reshape(-1), scale)
 
     # -- inner products ------------------------------------------------------------------------------------------
 

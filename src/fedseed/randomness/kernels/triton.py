@@ -197,26 +197,17 @@ def _finish(out, source, p, size, total, scale, DTYPE: tl.constexpr):  # type: i
 
 
 @triton.jit(do_not_specialize=["scale_bits"])
-def _add_up(out, source, rows, sums, scale_bits, size, start, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile of `combine`, `move` or `move_rows`: the sum over all units of `sums`, and what becomes of it.
+def _add_up(out, source, sums, scale_bits, size, start, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile of `combine` or `move`: the sum over all units of `sums`, and what becomes of it.
 
-    The run has `size` elements, the first of which is element `start` of the vector. With `rows`, there is a run for
-    each row asked for, of a matrix that begins at `start`, and tiles are counted from each row's own first tile.
-    `HOW` is a kind plus 4 times what becomes of the sum.
+    The run has `size` elements, the first of which is element `start` of the vector. `HOW` is a kind plus 4 times what
+    becomes of the sum.
     """
     kind: tl.constexpr = HOW % 4
     dtype: tl.constexpr = HOW // 4
     width: tl.constexpr = _SIGNS_TILE if kind == _SIGNS else _TABLE_TILE if kind == _TABLE else _DRAWN_TILE
-    index = tl.program_id(0)
     begin = tl.cast(start, tl.int64)  # an argument that is 1 is a plain number to the compiler, which has no `to`
-    if rows is not None:
-        per_row = (size - 1) // width + 2  # as many tiles as a row can touch
-        at = tl.load(rows + index // per_row).to(tl.int64) * size
-        begin += at
-        source += at
-        out += (index // per_row).to(tl.int64) * size
-        index = index % per_row
-    tile = begin // width + index
+    tile = begin // width + tl.program_id(0)
     from_ = tile * width - begin
     scale = tl.cast(scale_bits, tl.float32, bitcast=True)
     # entries that a block makes, and that a word makes of them
@@ -485,15 +476,12 @@ def prepare(parts: Sequence[Part], length: int) -> Prepared:
     return Prepared(runs)
 
 
-def _run(
-    out: torch.Tensor, source: torch.Tensor, rows: torch.Tensor | None, dtype: int, prepared: Prepared, scale: float,
-    start: int, size: int,
-) -> None:  # fmt: skip
+def _run(out: torch.Tensor, source: torch.Tensor, dtype: int, prepared: Prepared, scale: float, start: int) -> None:
     """One launch where all parts are of the same kind, as usual.
 
     Where there are several, each adds its sum to a float32 buffer as large as `out`.
     """
-    if out.numel() == 0:
+    if not (size := len(out)):
         return
     if not (out.is_contiguous() and source.is_contiguous()):
         raise ValueError("Triton's kernels need contiguous tensors")
@@ -501,12 +489,11 @@ def _run(
     to = out if len(runs) == 1 or dtype == _TOTAL.value else torch.empty(out.numel(), device=out.device)
     for i, (kind, sums) in enumerate(runs):
         tile = _TILE[kind]
-        grid = -(-(start + size) // tile) - start // tile if rows is None else ((size - 1) // tile + 2) * len(rows)
+        grid = -(-(start + size) // tile) - start // tile
         becomes = dtype if to is out and not i else _MORE.value if i else _TOTAL.value
-        launch(_add_up, (grid,), to, source, rows, sums, int_bits(scale), size, start, HOW=kind + 4 * becomes)
+        launch(_add_up, (grid,), to, source, sums, int_bits(scale), size, start, HOW=kind + 4 * becomes)
     if to is not out:
-        own = source if rows is None else source.view(-1, size)[rows].view(-1)
-        _add_buffer(out, own, to, scale, dtype)
+        _add_buffer(out, source, to, scale, dtype)
 
 
 def _add_buffer(out: torch.Tensor, source: torch.Tensor, sums: torch.Tensor, scale: float, dtype: int) -> None:
@@ -523,28 +510,19 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
 def combine(prepared: Prepared, start: int, stop: int) -> torch.Tensor:
     """The sum of all parts over elements start..stop, on the GPU if there is one."""
     out = torch.empty(stop - start, dtype=torch.float32, device=default_device())
-    _run(out, out, None, _TOTAL.value, prepared, 1.0, start, stop - start)
+    _run(out, out, _TOTAL.value, prepared, 1.0, start)
     return out
 
 
 def move(out: torch.Tensor, source: torch.Tensor, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
     """out = round(source + scale * sum), where source holds elements start, start + 1, ..., on the same device."""
-    _run(_stored(out), _stored(source), None, _DTYPES[dtype], prepared, scale, start, len(out))
+    _run(_stored(out), _stored(source), _DTYPES[dtype], prepared, scale, start)
 
 
 def add_sums(out: torch.Tensor, source: torch.Tensor, dtype: str, sums: torch.Tensor, scale: float) -> None:
     """out = round(source + scale * sums), where the sums over directions are there already."""
     if len(out):
         _add_buffer(_stored(out), _stored(source).contiguous(), sums.contiguous(), scale, _DTYPES[dtype])
-
-
-def move_rows(
-    out: torch.Tensor, source: torch.Tensor, rows: torch.Tensor, dtype: str, prepared: Prepared, scale: float,
-    start: int,
-) -> None:  # fmt: skip
-    """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
-    kept = rows.contiguous()
-    _run(_stored(out), _stored(source), kept, _DTYPES[dtype], prepared, scale, start, source.shape[1])
 
 
 def project_sums(
