@@ -200,9 +200,9 @@ class Ready:
         """All else is the objective's."""
         return getattr(self.objective, name)
 
-    def prepare(self, examples: Sequence[Any]) -> list[Any]:
+    def each(self, examples: Sequence[Any]) -> list[list[Any]]:
         """As they are."""
-        return list(examples)
+        return [[example] for example in examples]
 
 
 def words(clients: int, seed: int, validation: bool) -> Made:

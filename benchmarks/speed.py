@@ -47,11 +47,11 @@ class Ready(CausalLM):
     """The language objective on examples that are tokens already."""
 
     def __init__(self) -> None:
-        self.dropped, self.pad, self.max_length = 0, 1, LENGTH
+        self.pad, self.max_length = 1, LENGTH
 
-    def prepare(self, examples: Sequence[Any]) -> list[Any]:
+    def items(self, example: Any) -> list[Any]:
         """As they are."""
-        return list(examples)
+        return [example]
 
 
 def opt_125m(dtype: torch.dtype = torch.float32, device: str = "cpu", **shape: Any) -> torch.nn.Module:

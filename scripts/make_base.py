@@ -13,8 +13,10 @@ import argparse
 import math
 import random
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -22,7 +24,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from fedseed.tasks.families import Family, Instance, families, instances, statements
+from fedseed.tasks.families import Family, Instance, families, instances
+from fedseed.tasks.families.language import draw, write
 from fedseed.tasks.prompts import short_prompt
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
@@ -58,6 +61,32 @@ class Document:
 def unseen_instances(family: Family) -> list[Instance]:
     """Instances of a base family that are left out, to see what it has learnt of the task."""
     return instances(family, UNSEEN, TEXT_SEED)
+
+
+def statements(seed: int | str, count: int) -> list[str]:
+    """Returns ``count`` short paragraphs of one to three plain sentences, from which a base learns words and facts.
+
+    They state what the families ask for, so that the answers of train and held-out families are known words and known
+    facts, though never met as instructions.
+    """
+    read = tomllib.loads(Path(__file__).with_name("statements.toml").read_text(encoding="utf-8"))["subjects"]
+    subjects = [subject for subject in read for _ in range(subject.get("often", 1))]
+    rng = random.Random(f"fedseed-statements/{seed}")
+
+    def sentence(subject: dict[str, Any]) -> str:
+        values = draw(subject["draw"], rng)
+        true = {name: texts for name, texts in subject.get("if", {}).items() if write(f"{{1 if {name}}}", values)}
+        more = [text for texts in true.values() for text in texts]
+        return write(rng.choice(subject["sentences"] + more), values)
+
+    paragraphs = []
+    for _ in range(count):
+        # One subject for all of its sentences, so that a fact often meets its relatives; or one for each.
+        mixed = rng.random() < 0.5
+        subject = None if mixed else rng.choice(subjects)
+        length = rng.randint(1, 3)
+        paragraphs.append(" ".join(sentence(subject or rng.choice(subjects)) for _ in range(length)))
+    return paragraphs
 
 
 def make_documents(per_family: int, paragraphs: int) -> list[Document]:

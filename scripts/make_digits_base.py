@@ -18,8 +18,9 @@ import transformers
 from torch.nn.functional import affine_grid, cross_entropy, grid_sample, interpolate
 from transformers import ResNetConfig, ResNetForImageClassification, ViTImageProcessor
 
-from fedseed.tasks.pictures import BASE, BASE_CLASSES, digit_pictures, pictures_of_base
+from fedseed.tasks.pictures import BASE, SIZE, digit_pictures
 
+BASE_CLASSES = (0, 1, 2, 3, 4)
 SIDE = 32  # what images are enlarged to: the network halves them four times
 POSES = 8  # quarter turns, mirrored or not
 
@@ -71,7 +72,7 @@ def posed(images: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
 
 def train(model: ResNetForImageClassification, steps: int, batch: int, rate: float, seed: int) -> None:
     """Learn digit and pose together, and the digits alone from upright images."""
-    pictures = pictures_of_base()
+    pictures = digit_pictures(BASE_CLASSES, -BASE, SIZE)
     images = torch.stack([torch.from_numpy(p.pixels).permute(2, 0, 1) for p in pictures]).float() / 127.5 - 1
     labels = torch.tensor([p.label for p in pictures])
     generator = torch.Generator().manual_seed(seed)
@@ -157,7 +158,7 @@ def main() -> None:
         seed=args.seed,
         torch=torch.__version__,
         transformers=transformers.__version__,
-        images=len(pictures_of_base()),
+        images=len(digit_pictures(BASE_CLASSES, -BASE, SIZE)),
         base=BASE,
         steps=args.steps,
         batch=args.batch,

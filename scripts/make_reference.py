@@ -69,8 +69,8 @@ EVERYBODY = """
 """
 PAPERS = """
     task.families_per_client task.unseen task.evaluate_on task.families task.prompt task.max_input_chars
-    task.min_instances task.fraction task.test_fraction task.test_instances task.test_category task.k
-    task.smooth task.scrambled task.classes method.scalars method.allocation method.exact method.streaming
+    task.fraction task.test_category task.k
+    task.scrambled task.classes method.scalars method.allocation method.exact method.streaming
     method.blocks method.weighting method.basis_rank method.basis_size method.importance method.importance_clip
     method.normalize method.horizon method.divide_by method.decay method.estimator method.estimates
     method.travel method.combine method.personal method.alpha method.block_rate method.every

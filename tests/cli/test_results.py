@@ -285,7 +285,7 @@ def test_a_base_of_a_relative_path_is_found_again(place, tmp_path, hub):
             done = fedseed(*command, orbit, "--out", tmp_path / "lost", cwd=tmp_path)
             assert done.returncode == 2 and done.stderr.count("\n") == 1
             assert "the hub has no model of this name" in done.stderr and "--base" in done.stderr
-        done = fedseed("export", orbit, "--base", aside, "--out", tmp_path / "named", cwd=tmp_path)
+        done = fedseed("export", orbit, "--base", aside / "mine", "--out", tmp_path / "named", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     finally:
         aside.rename(place / "bases")

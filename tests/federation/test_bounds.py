@@ -71,7 +71,6 @@ def without_it(problem, method, **settings):
     """The same, of which client 4 has nothing to send."""
     problem.clients[4] = []
     federation = problem.federation(method, **{"rounds": 3, "per_round": 5, **settings})
-    federation.worker.apart = True
     return federation
 
 

@@ -1,5 +1,3 @@
-import tracemalloc
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ from fedseed.errors import MessageError
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.worker import Worker
 from fedseed.methods.fedsgd import Gradient
-from fedseed.objectives.losses import Supervised
 
 
 def union_descent(problem, rounds, rate, clients):
@@ -31,17 +28,15 @@ def weights(federation):
     return torch.cat([p.detach().reshape(-1) for p in federation.worker.space.parameters])
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_it_is_centralised_sgd_on_the_union(problem, apart):
+def test_it_is_centralised_sgd_on_the_union(problem):
     federation = problem.federation(FedSGD(learning_rate=0.5), per_round=5)
-    federation.worker.apart = apart
     summary = federation.run().summary
     torch.testing.assert_close(weights(federation), union_descent(problem, 6, 0.5, range(5)), rtol=1e-4, atol=1e-6)
     assert summary["payload_bytes_up"] == 4 + 4 * summary["parameters"]
     assert summary["skipped"] == 0 and summary["final"]["loss"] < summary["baseline"]["loss"]
 
 
-def test_adding_up_and_sending_apart_are_the_same_for_language(small):
+def test_gradients_by_terms_are_that_of_the_union_for_language(small):
     """The union's mean loss is one over tokens, of which clients have different numbers."""
     from fedseed.objectives.losses import CausalLM
     from fedseed.tasks.data import Example
@@ -54,29 +49,22 @@ def test_adding_up_and_sending_apart_are_the_same_for_language(small):
     method = FedSGD(learning_rate=0.1, micro_batch=1)
     worker = Worker(model, method, objective, 1)
     plans = [Message(MessageKind.PLAN, method.code, 1, c, b"").encode() for c in range(3)]
-    sent = []
-    for worker.apart in (True, False):
-        answers = worker.train_all(plans, [0, 1, 2], items)
-        messages = [Message.decode(a.message).payload for a in answers if a.message is not None]
-        gradients = [method.decode_update(worker.state, 1, m) for m in messages]
-        total = sum(g.terms for g in gradients)
-        sent.append(sum(g.terms / total * np.frombuffer(g.data, "<f4").astype(np.float64) for g in gradients))
-    assert len(messages) == 1 and [a.within for a in answers[1:]] == [len(messages[0])] * 2
+    payloads = [Message.decode(a.message).payload for a in worker.train_all(plans, [0, 1, 2], items)]
+    gradients = [method.decode_update(worker.state, 1, payload) for payload in payloads]
+    total = sum(g.terms for g in gradients)
+    found = sum(g.terms / total * np.frombuffer(g.data, "<f4").astype(np.float64) for g in gradients)
     union = [item for own in items for item in own]
     (objective.losses(model, union).sum() / sum(map(objective.weight, union))).backward()
     whole = np.concatenate([p.grad.reshape(-1).numpy() for p in model.parameters()])
     model.zero_grad(set_to_none=True)
-    for found in sent:
-        np.testing.assert_allclose(found, whole, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(found, whole, rtol=1e-3, atol=1e-6)
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_a_client_without_a_finite_loss_has_no_part(problem, apart):
+def test_a_client_without_a_finite_loss_has_no_part(problem):
     problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
     problem.clients[1] = []
     federation = problem.federation(FedSGD(learning_rate=0.5), per_round=5)
-    federation.worker.apart = apart
     summary = federation.run().summary
     assert summary["skipped"] == 12
     torch.testing.assert_close(weights(federation), union_descent(problem, 6, 0.5, [0, 3, 4]), rtol=1e-4, atol=1e-6)
@@ -90,26 +78,3 @@ def test_what_is_wrong_is_refused(problem):
         FedSGD().decode_update(state, 1, Gradient(0, dense).encode())
     with pytest.raises(MessageError, match="bytes of weights"):
         FedSGD().decode_update(state, 1, Gradient(3, dense[:-4]).encode())
-
-
-def test_any_number_of_clients_takes_the_memory_of_one_gradient():
-    """Messages are what could pile up: gradients lie in the parameters' own. Their peak, in sizes of the model."""
-
-    def peak(clients, apart):
-        model = torch.nn.Sequential(torch.nn.Linear(500, 1000), torch.nn.Linear(1000, 500))  # 4 MB
-        objective = Supervised(lambda out, y: (out - y).square().mean(-1))
-        worker = Worker(model, FedSGD(), objective, 1)
-        worker.apart = apart
-        items = [[(torch.ones(500), torch.zeros(500))] for _ in range(clients)]
-        plans = [Message(MessageKind.PLAN, FedSGD.code, 1, c, b"").encode() for c in range(clients)]
-        tracemalloc.start()
-        answers = worker.train_all(plans, range(clients), items)
-        found = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert len(answers) == clients and all(p.grad is None for p in model.parameters())
-        return found / worker.space.layout.dense_bytes
-
-    alone = peak(1, apart=False)
-    assert peak(2, apart=False) == pytest.approx(alone, rel=0.02)
-    assert peak(20, apart=False) == pytest.approx(alone, rel=0.02)
-    assert peak(20, apart=True) > 20  # what it is measured against: twenty messages are held

@@ -10,7 +10,7 @@ from fedseed.errors import OrbitError, RecipeError
 from fedseed.models import adapters as adapting
 from fedseed.models.adapters import LoRA, PromptTuning, PTuning, install
 from fedseed.models.loading import load_model
-from fedseed.objectives.evaluation import generate
+from fedseed.objectives.generation import generate
 from fedseed.objectives.losses import CausalLM
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe

@@ -3,7 +3,7 @@ import torch
 
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head, head_parameters
-from fedseed.models.loading import find_base, load_model
+from fedseed.models.loading import load_model
 from fedseed.weights.digest import base_digest
 
 TEN = Head(tuple(f"class {i}" for i in range(10)), seed=7)
@@ -54,16 +54,3 @@ def test_a_backbone_without_a_head(image_base, kind):
     assert base_digest(load_model(folder, head=TEN)[0]) == base_digest(with_head)
     with pytest.raises(RecipeError, match=r"its files do not have all weights .*classifier"):
         load_model(folder, architecture="image")
-
-
-@pytest.mark.long
-def test_the_base_is_found_by_its_digest_with_the_head(image_base):
-    vit = image_base("vit")
-    image_base("resnet")
-    (vit.parent / "broken").mkdir()
-    (vit.parent / "broken" / "config.json").write_text("{}")
-    digest = base_digest(load_model(str(vit), head=TEN)[0])
-    model, _ = find_base(str(vit.parent), "float32", digest, base_digest, TEN)
-    assert type(model).__name__ == "ViTForImageClassification"
-    with pytest.raises(RecipeError, match="no base with digest"):
-        find_base(str(vit.parent), "float32", digest, base_digest, Head(TEN.classes, 8))

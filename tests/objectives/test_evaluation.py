@@ -9,9 +9,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from fedseed import Federation
-from fedseed.objectives.evaluation import choice_metrics, generate
+from fedseed.objectives.evaluation import choice_metrics
+from fedseed.objectives.generation import generate
 from fedseed.objectives.losses import CausalLM, Choices
-from fedseed.objectives.tokens import longest_input
+from fedseed.objectives.tokens import IGNORE, longest_input
 from fedseed.tasks.data import Choice, Example
 
 PROMPTS = ["a", "Sort these words : b a c", "### Instruction:\nSay what the longest word of this line is", "x y z"]
@@ -69,7 +70,7 @@ def test_teacher_forcing_is_language_on_the_right_option_alone(model, small):
         mixed = objective.losses(model, [item, other])
         assert mixed.tolist() == pytest.approx([loss, float(objective.losses(model, [other]))], rel=1e-4)
     assert small[1].eos_token_id not in item.sequences[0].ids  # nothing stands after an option
-    measured = choice_metrics(model, objective, [forced])
+    measured = choice_metrics(model, objective, [item])
     assert measured["loss"] == pytest.approx(loss / objective.weight(item), rel=1e-5)
 
 
@@ -81,8 +82,9 @@ def test_any_right_option_counts(small):
         scores = objective.scores(model, objective.prepare([Choice("x", options, 0)]))[0].tolist()
     best = scores.index(max(scores))
     worse = (best + 1) % 3
-    assert choice_metrics(model, objective, [Choice("x", options, worse)])["accuracy"] == 0
-    assert choice_metrics(model, objective, [Choice("x", options, worse, (best, worse))])["accuracy"] == 100
+    for right, accuracy in (((), 0), ((best, worse), 100)):
+        items = objective.prepare([Choice("x", options, worse, right)])
+        assert choice_metrics(model, objective, items)["accuracy"] == accuracy
     for gold, right in ((0, (1, 2)), (0, (0, 3)), (0, (-1, 0))):
         with pytest.raises(ValueError, match="right = "):
             Choice("x", options, gold, right)
@@ -116,15 +118,12 @@ def test_only_response_tokens_and_the_end_carry_loss(small):
     _model, tokenizer = small
     objective = CausalLM(tokenizer)
     items = objective.prepare([Example("### Response:\n", "seven"), Example("Say it\n", "it")])
-    ids, mask, labels = objective.collate(items, torch.device("cpu"))
-    for row, item in enumerate(items):
-        assert ids[row, 0] == tokenizer.bos_token_id
-        kept = labels[row] != -100
-        assert kept.sum() == objective.weight(item) == len(item.ids) - item.response_start
-        text = tokenizer.decode(ids[row][kept], skip_special_tokens=True)
-        assert text == ("seven", "it")[row]
-        assert ids[row][kept][-1] == tokenizer.eos_token_id
-        assert mask[row].sum() == len(item.ids)
+    for item, text in zip(items, ("seven", "it"), strict=True):
+        assert item.ids[0] == tokenizer.bos_token_id
+        kept = [label for label in item.labels if label != IGNORE]
+        assert len(kept) == objective.weight(item) == len(item.ids) - item.response_start
+        assert tokenizer.decode(kept, skip_special_tokens=True) == text
+        assert kept[-1] == tokenizer.eos_token_id
 
 
 # -- within the room that there is -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import transformers as tf
 from fedseed import Basis, FedAvg, MeZO, ParameterSpace
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
-from fedseed.objectives.evaluation import generate
+from fedseed.objectives.generation import generate
 from fedseed.objectives.losses import CausalLM
 from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.seq2seq import Seq2SeqLM
@@ -61,7 +61,7 @@ def test_a_loss_is_minus_the_reward_of_what_is_generated(small):
     heard = Heard()
     objective = Rewarded(CausalLM(tokenizer, max_length=30), heard, NEW)
     items = objective.prepare([*EXAMPLES, Example("long " * 40, "x")])
-    assert len(items) == 5 and objective.dropped == 1
+    assert len(items) == 5 == len(EXAMPLES)
     losses = objective.losses(model, items)
     expected = [generate(model, objective.language, [e.prompt], NEW, stop=e.stop)[0] for e in EXAMPLES]
     assert heard.said == expected and len(set(expected)) > 2

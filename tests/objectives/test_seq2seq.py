@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from fedseed.models.loading import load_model
-from fedseed.objectives.evaluation import choice_metrics, generate, language_metrics, mean_loss
+from fedseed.objectives.evaluation import choice_metrics, language_metrics, mean_loss
+from fedseed.objectives.generation import generate
 from fedseed.objectives.losses import Choices
+from fedseed.objectives.prepared import prepare
 from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM
 from fedseed.tasks.data import Choice, Example
 from support.text_bases import write
@@ -55,8 +57,8 @@ def test_a_prefix_stands_before_prompts_and_long_examples_are_dropped(base):
     both = [plain.prepare([Example("Label : so bad", "good")])[0], prefixed.prepare([Example("so bad", "good")])[0]]
     assert both[0] == both[1]
     short = Seq2SeqLM(tokenizer, max_length=6)
-    kept = short.prepare([*EXAMPLES, Example("bad", "a very very very very great film")])
-    assert (len(kept), short.dropped) == (2, 2)  # too long: a prompt, a response
+    kept = short.each([*EXAMPLES, Example("bad", "a very very very very great film")])
+    assert list(map(len, kept)).count(0) == 2 == len(kept) - 2  # too long: a prompt, a response
 
 
 def test_answers_are_those_of_one_prompt_at_a_time(base):
@@ -68,12 +70,11 @@ def test_answers_are_those_of_one_prompt_at_a_time(base):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         alone = model.generate(input_ids=ids, max_new_tokens=6, do_sample=False, num_beams=1)
         assert text == tokenizer.decode(alone[0], skip_special_tokens=True)
-    metrics = language_metrics(model, objective, EXAMPLES, 6, ("rouge_l", "exact_match"))
+    metrics = language_metrics(model, objective, prepare(objective, "", EXAMPLES), 6, ("rouge_l", "exact_match"))
     assert set(metrics) == {"loss", "perplexity", "rouge_l", "exact_match"}
     taught = [Example(p, text) for p, text in zip(prompts, said, strict=True) if text]
-    assert taught and language_metrics(model, objective, taught, 6)["rouge_l"] == pytest.approx(100)
-    with pytest.raises(ValueError, match="none of 3 examples is usable: all are longer than 1 tokens"):
-        language_metrics(model, Seq2SeqLM(tokenizer, max_length=1), EXAMPLES)
+    found = language_metrics(model, objective, prepare(objective, "", taught), 6)
+    assert taught and found["rouge_l"] == pytest.approx(100)
 
 
 def test_options_are_scored_by_the_decoder(base):
@@ -88,7 +89,7 @@ def test_options_are_scored_by_the_decoder(base):
             expected = -by_hand(model, tokenizer, choice.prompt, option.strip()) / terms
             assert float(score) == pytest.approx(expected, rel=1e-5)
     right = sum(int(row.argmax()) == c.gold for row, c in zip(scores, CHOICES, strict=True))
-    found = choice_metrics(model, objective, CHOICES)
+    found = choice_metrics(model, objective, items)
     assert found["accuracy"] == pytest.approx(50 * right) and isinstance(objective, Choices)
     short = Seq2SeqChoices(tokenizer, max_length=4)
-    assert len(short.prepare(CHOICES)) + short.dropped == 2 and short.dropped
+    assert [] in short.each(CHOICES)

@@ -7,7 +7,8 @@ from torch.nn.functional import cross_entropy
 
 from fedseed import FedAvg, Federation, FeedSign
 from fedseed.errors import RecipeError
-from fedseed.objectives.losses import IGNORE, Supervised, losses_of_rows
+from fedseed.objectives.losses import Supervised, losses_of_rows
+from fedseed.objectives.tokens import IGNORE
 
 DATA = [[(torch.full((4,), float(i)), torch.tensor(i % 2)) for i in range(8)] for _ in range(2)]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fedseed.objectives.losses import CausalLM
-from fedseed.objectives.prepared import about, idle, prepare_clients
+from fedseed.objectives.prepared import about, idle, prepare, prepare_sets
 from fedseed.objectives.tokens import Tokens, fitted
 from fedseed.tasks.chats import chat_of
 from fedseed.tasks.data import ChatStyle, ClientData, Example
@@ -55,7 +55,8 @@ def test_what_was_done_is_said_once_with_whose_it_is(small):
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     chat = chat_of(turns, [], ChatStyle(), "")
     clients = [ClientData("anna", [short, long, long, chat]), ClientData("bert", [long]), ClientData("cem", [short])]
-    prepared = prepare_clients(CausalLM(small[1], 30), clients)
+    objective = CausalLM(small[1], 30)
+    prepared = [prepare(objective, client.name, client.examples) for client in clients]
     assert [(c.name, len(c.items), c.dropped) for c in prepared] == [("anna", 2, 2), ("bert", 0, 1), ("cem", 1, 0)]
     assert idle(prepared) == ("1 of 3 clients has no usable example and sends nothing: bert",)
     assert about(prepared, "30 tokens") == (
@@ -63,5 +64,10 @@ def test_what_was_done_is_said_once_with_whose_it_is(small):
         '1 of the clients\' examples are written plainly ("User: ...", "Assistant: ..."): the base\'s tokenizer has no '
         "chat template",
     )
-    cut = prepare_clients(CausalLM(small[1], 30, "left"), clients)
+    cut = [prepare(CausalLM(small[1], 30, "left"), client.name, client.examples) for client in clients]
     assert idle(cut) == () and about(cut, "12")[0] == "3 of the clients' examples cut (over 12); whose: anna 2, bert 1"
+    sets, told = prepare_sets(objective, {"": [short, long], "unseen_": [short]}, "30 tokens")
+    assert told == ["1 of 2 examples of the evaluation set left out (over 30 tokens)"]
+    assert sets[""].examples == [short] and len(sets["unseen_"].items) == 1
+    with pytest.raises(ValueError, match=r'none of the 1 examples of the evaluation set "unseen" is usable \(over 30'):
+        prepare_sets(objective, {"": [short], "unseen_": [long]}, "30 tokens")

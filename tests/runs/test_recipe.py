@@ -164,7 +164,7 @@ def test_one_recipe_serves_a_family_of_tasks(name, task, original, masked_base, 
 
 SMALL = "rounds=40 federation.fraction=0.05"
 ZEROTH = f"{SMALL} method.learning_rate=3e-7 method.scale=5e-4 method.batch=1 method.steps=200"
-NATURAL = "task.max_input_chars=1024 task.min_instances=20 task.fraction=0.2"
+NATURAL = "task.max_input_chars=1024 task.fraction=0.2"
 DEALT = "federation.fraction=0.05 task.clients=200 task.test_category=last task.partition.kind=dirichlet"
 DEALT += " task.partition.minimum=10 evaluation.max_length=1024 evaluation.max_new_tokens=128"
 FERRET = "method.directions=200 method.allocation=norm method.blocks=packed method.seeds=per-client"

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("quickly")
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "count"),
-    [(name, 4 if name in ("ferret", "feedsign", "fedavg") else 2) for name in RUNS if name != "fedsgd"],
+    [(name, 4 if name in ("ferret", "feedsign", "fedavg") else 2) for name in RUNS],
 )
 def test_digest_metrics_and_orbit_are_those_of_one_process(tmp_path, name, count):
     settings = {"per_round": 5} if count > 3 else {}
@@ -46,14 +46,6 @@ def test_digest_metrics_and_orbit_are_those_of_one_process(tmp_path, name, count
     assert result.summary["workers"] == len(run.team.seats) == count
     assert result.summary["worker_peak_memory_bytes"] > 0
     assert all(seat.process.exitcode is not None for seat in run.team.seats)
-
-
-def test_gradients_that_one_process_adds_up_are_not_dealt_out():
-    heard = Heard()
-    run = federation("fedsgd", workers=workers("fedsgd", 2), progress=heard)
-    assert run.team is None
-    assert run.run().summary["weights_digest"] == federation("fedsgd").run().summary["weights_digest"]
-    assert any("fedsgd" in note and "federation.joint = false" in note for note in heard.said)
 
 
 TINY = ["rounds=2", "federation.per_round=4", "task.clients=4", "task.examples=5", "task.evaluation=1", "task.unseen=0",

@@ -32,7 +32,6 @@ RUNS = {
     "fedavg": (FedAvg(training=TRAINING, global_rate=0.5), {}),
     "fedavg-adam": (FedAvg(training=TRAINING, global_rate=0.05, server="adam"), {}),
     "fedsgd": (FedSGD(learning_rate=0.1), {}),
-    "fedsgd-apart": (FedSGD(learning_rate=0.1), {"joint": False}),
     "fedmezo": (FedMeZO(**FAST, steps=4, personal="loss-5"), {}),
     "fedmezo-tensors": (FedMeZO(**FAST, steps=4, personal="update", travel="tensors"), {}),
     "topk": (TopK(share=0.1, training=TRAINING), {}),

@@ -46,7 +46,7 @@ def test_dollys_last_category_is_evaluated_on_and_nobody_holds_it(instruction_da
         WITHOUT.format(f"summarization {i}?") for i in range(0, 12, 2)
     }
     assert data.scores == ("rouge_l",)
-    assert data.notes[:2] == ("0 of 96 examples left out (no response)", "no client holds category summarization")
+    assert data.notes[:2] == ("no client holds category summarization", "0 of 96 examples left out (no response)")
 
 
 def test_dollys_prompt_as_the_papers_fill_it(instruction_data):
@@ -96,10 +96,9 @@ def test_gsm8ks_test_file_is_evaluated_on(instruction_data):
     assert data.scores == ("rouge_l", "final_number")
     assert load("gsm8k", folder / "train.jsonl") == data  # the test file lies beside it
     (folder / "test.jsonl").unlink()
-    alone = load("gsm8k", folder / "train.jsonl")
-    assert len(alone.evaluation[""]) == 10 and len(set(everything(alone))) == 100
-    with pytest.raises(RecipeError, match=r"the folder has no test.jsonl; give the folder with train.jsonl and test"):
-        load("gsm8k", folder)
+    for path in (folder, folder / "train.jsonl"):
+        with pytest.raises(RecipeError, match=r"the folder has no test.jsonl; give the folder with train.jsonl and te"):
+            load("gsm8k", path)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -1,10 +1,9 @@
-"""Every data set of MeZO's two suites: from a small file in the original format to one round of training."""
+"""Every data set of MeZO's two suites, from a small file in the original format."""
 
 from collections import Counter
 
 import pytest
 
-from fedseed import Federation
 from fedseed.errors import RecipeError
 from fedseed.tasks import CLOZE, MEZO
 from fedseed.tasks.data import MASK, Choice, Cloze, Example
@@ -39,28 +38,6 @@ def test_loads_splits_and_deals(name, original):
     assert len(data.evaluation[""]) == 9
     tuning = task(name, original(name), evaluate_on="validation").load()
     assert tuning.evaluation == {"": data.validation} and tuning.clients == data.clients
-
-
-SMALL = ["federation.per_round=2", "rounds=1", "task.clients=3", "task.evaluation=3", "evaluation.max_new_tokens=4"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["squad", "record", "mnli"])
-def test_trains_a_round(name, original, masked_base, tmp_path):
-    base, sizes = ("small", ["task.examples=9", "task.validation=3"]) if name in OPT else (masked_base, ["task.k=2"])
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(
-        f'[task]\nname = "{name}"\npath = "{original(name)}"\n[model]\nbase = "{base}"\n'
-        '[federation]\n[method]\nname = "ferret"\ndirections = 20\ntraining.steps = 1\ntraining.learning_rate = 1e-3\n'
-    )
-    result = Federation.from_file(recipe, [*SMALL, *sizes]).run()
-    summary = result.summary
-    assert summary["skipped"] == 0 and summary["rounds"] == 1
-    wanted = {"loss", "perplexity", "f1"} if name in ("squad", "drop") else {"loss", "accuracy"}
-    if name == "mnli":
-        wanted |= {"mismatched_loss", "mismatched_accuracy"}
-    assert set(summary["final"]) == wanted
-    assert summary["final"]["loss"] != summary["baseline"]["loss"]  # the weights have moved
 
 
 # -- what a row becomes --------------------------------------------------------------------------------------------
@@ -152,11 +129,6 @@ def test_a_class_with_few_rows_gives_what_it_has(original):
         task("trec", folder, k=4).load()
 
 
-def test_smooth_pairs_read_as_one_sentence(original):
-    found = first("snli", original("snli"), smooth=True)[0]
-    assert found.text == f"A man is number 0? {MASK}, somebody counts to 0."
-
-
 @pytest.mark.parametrize("name", ["sst5", "trec"])
 def test_csv_files_without_a_header(name, tmp_path):
     for file in ("train.csv", "test.csv"):
@@ -167,7 +139,7 @@ def test_csv_files_without_a_header(name, tmp_path):
     with pytest.raises(RecipeError, match=r"train.csv line 2: \"label\" = '7': "):
         first(name, tmp_path)
     (tmp_path / "train.csv").write_text("0,a,b\n")
-    with pytest.raises(RecipeError, match=r"train.csv line 1: 3 columns, class and text are expected"):
+    with pytest.raises(RecipeError, match=r"train.csv line 1: 3 columns, where 2 are expected: label, text"):
         first(name, tmp_path)
 
 
@@ -180,10 +152,10 @@ WRONG = [
      r"passage: questions\[0\]: answers\[0\]: a JSON object is expected, not 3"),
     ("copa", '{"premise": "a", "choice1": "b", "choice2": "c", "question": "why", "label": 0}', "cause or effect"),
     ("copa", '{"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": true}', "label"),
-    ("record", '{"passage": {"text": "abc", "entities": [{"start": 0, "end": 3}]}, "qas": []}', "0 to 3 is no part"),
-    ("record", '{"passage": {"text": "abc", "entities": []}, "qas": []}', "no row that can be used"),
+    ("record", '{"passage": {"text": "abc", "entities": [{"start": 0, "end": 3}]}, "qas": [{}]}', "0 to 3 is no part"),
+    ("record", '{"passage": {"text": "abc", "entities": []}, "qas": [{"query": "", "answers": []}]}', "no row that"),
     ("squad", "[]", "train-v1.1.json: a JSON object is expected"),
-    ("squad", '{"data": [{"title": "a", "paragraphs": [{"qas": []}]}]}', r'data\[0\]: paragraphs\[0\]: no "context"'),
+    ("squad", '{"data": [{"title": "a", "paragraphs": [{"qas": [{}]}]}]}', r'paragraphs\[0\]: qas\[0\]: no "context"'),
     ("drop", '{"nfl_1": {"passage": "a", "qa_pairs": [{"question": "b"}]}}', r'nfl_1: qa_pairs\[0\]: no "answer"'),
     ("sst5", "3 It works", r"train.txt line 1: a tree is expected, such as \(3 \(2 It\) \(4 works\)\)"),
     ("trec", "DESC How", "line 1: class, colon, finer class and a question are expected"),

@@ -220,7 +220,7 @@ def test_the_same_rows_in_every_format_are_the_same_examples(tmp_path, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prompt,completion\na,b\nc\n", r"t.csv line 3: 1 columns, the header has 2: prompt, completion"),
+        ("prompt,completion\na,b\nc\n", r"t.csv line 3: 1 columns, where 2 are expected: prompt, completion"),
         ("prompt,prompt\na,b\n", r't.csv line 1: two columns are called "prompt"'),
         ('prompt,completion\na,"b\nc', r"t.csv line 2: not valid CSV: unexpected end of data"),
         ("prompt,completion\n", r"t.csv: none of its examples has anything to answer"),

@@ -78,9 +78,9 @@ def test_by_field_with_fewer_clients_merges_values():
 
 
 def test_by_field():
-    labels = ["de", "en", "de", "fr", "en"]
-    kind = ByField(field="language", leave_out=["fr"])
-    assert kind.deal(labels, None, 1) == [[0, 2], [1, 4]]
+    labels = ["de", "en", "de", "en"]
+    kind = ByField(field="language")
+    assert kind.deal(labels, None, 1) == [[0, 2], [1, 3]]
     with pytest.raises(
         RecipeError, match=r'task.clients = 3: task.partition.field = "language" has 2 values \(de, en\)'
     ):

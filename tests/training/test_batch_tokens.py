@@ -5,9 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, OPTConfig
 
 from fedseed import ParameterSpace
-from fedseed.errors import RecipeError
 from fedseed.methods.ferret import Ferret
-from fedseed.objectives.losses import CausalLM, Supervised
+from fedseed.objectives.losses import CausalLM
 from fedseed.objectives.tokens import Tokens
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
@@ -72,8 +71,3 @@ def test_the_gradient_is_that_of_one_batch(whole, settings):
 def test_what_it_does_not_go_with_is_named():
     with pytest.raises(ValueError, match=r"streaming needs no training\.batch_tokens"):
         Ferret(streaming=True, allocation="size", training=LocalTraining(accumulation=1, batch_tokens=64))
-    pairs = [(torch.zeros(3), torch.tensor(0))]
-    objective = Supervised(lambda out, y: torch.nn.functional.cross_entropy(out, y, reduction="none"))
-    client = LocalClient(ParameterSpace(torch.nn.Linear(3, 2)), objective, pairs, 1, 1, 0)
-    with pytest.raises(RecipeError, match="these examples have no tokens"):
-        client.first_order(LocalTraining(batch_tokens=9))

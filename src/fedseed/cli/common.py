@@ -128,7 +128,7 @@ class Placing:
 
     base: Annotated[
         str | None,
-        typer.Option(help="The base: a name, its folder, or a folder with several. Default: where the run had it."),
+        typer.Option(help="The base: a name, or its folder. Default: where the run had it."),
     ] = None
     device: Annotated[
         str, typer.Option(help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map.")

@@ -195,7 +195,7 @@ def measure(recipe: Recipe) -> Measured:
     coordinator, worker = federation.coordinator, federation.worker
     worker.private = False  # a private run's clients hide their seconds; whoever has their data may see them
     space = worker.space
-    together = worker.method.together == "losses"
+    together = worker.method.shares_losses
     phases: dict[str, float] = {}
     up, down, waiting = 0, 0, 0
     for number in (1, 2):

@@ -61,7 +61,6 @@ class OpenRound:
         silent: who has nothing to send, and why.
         refused: whose answer was refused, and why.
         bytes_up: the payload of each update that counts, by client.
-        joined: whose part is in another client's message.
         again: to whom the plan went out once more, and how many answers to that have not come.
     """
 
@@ -72,7 +71,6 @@ class OpenRound:
     silent: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     bytes_up: dict[int, int] = field(default_factory=dict)
-    joined: set[int] = field(default_factory=set)
     again: Counter[int] = field(default_factory=Counter)
 
 
@@ -219,12 +217,6 @@ class Rounds:
             raise MessageError("it came when its round was over")
         return self.open
 
-    def joins(self, client: int, size: int) -> None:
-        """A client's part is in another client's message, where it takes so many bytes of payload."""
-        assert self.open is not None
-        self.open.joined.add(client)
-        self._count(self.open, client, FRAME_BYTES + size)
-
     async def gather(self, number: int) -> Gathered:
         """Open a round, as often as it takes, and gather what counts."""
         try:
@@ -273,7 +265,7 @@ class Rounds:
             if answered < minimum:
                 why = f"{answered} answers, {minimum} are needed"
                 self.session.progress.warn(f"round {number}: {why}: it is begun again")
-        without = sorted(current.clients - set(self.coordinator.answered) - current.joined)
+        without = sorted(current.clients - set(self.coordinator.answered))
         skipped = [(client, self._why(current, client, reason)) for client in without]
         skipped += [(client, "it has sent no keys") for client in clients if client not in current.clients]
         sizes = [current.bytes_up[client] for client in sorted(current.bytes_up)]

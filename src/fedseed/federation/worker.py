@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ import torch
 from fedseed.attacks.updates import AttackKind, alone
 from fedseed.errors import NonFiniteError
 from fedseed.federation.cost import Cost
-from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
+from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods import Method, without_gradients
 from fedseed.methods.payload import About
 from fedseed.objectives.losses import Objective
@@ -21,7 +21,7 @@ from fedseed.privacy.protection import check_dtypes
 from fedseed.privacy.settings import WITHHELD
 from fedseed.training.client import ClientCost, LocalClient
 from fedseed.training.memory import Memory
-from fedseed.training.together import InAnothersMessage, Look, Seen, SharedGradients, SharedLosses
+from fedseed.training.together import Look, Seen, SharedLosses
 from fedseed.weights.change import expected_norm
 from fedseed.weights.devices import wait_for
 from fedseed.weights.digest import dtype_name
@@ -36,7 +36,6 @@ class Answer:
     message: bytes | None  # the update's bytes, or None if the client sends nothing
     reason: str | None  # why it sends nothing
     cost: ClientCost  # of the work; of a private method nothing, for it depends on the client's data
-    within: int | None = None  # payload bytes of its part of another client's message; None: it speaks for itself
 
 
 class Worker:
@@ -48,7 +47,6 @@ class Worker:
         objective: makes losses of items.
         seed: the run's seed.
         joint: clients that evaluate along common directions share forward passes.
-        apart: every client's answer is a message of its own: gradients are not added up here.
         digest: how weights are hashed.
     """
 
@@ -59,7 +57,6 @@ class Worker:
         objective: Objective,
         seed: int,
         joint: bool = True,
-        apart: bool = False,
         digest: DigestKind = "blake2b",
     ) -> None:
         self.space = ParameterSpace(model, method.blocks, digest)
@@ -71,7 +68,6 @@ class Worker:
         self.objective = objective
         self.seed = seed
         self.joint = joint
-        self.apart = apart
         self.protection = protection_of(method)
         self.private = self.protection is not None  # nothing is told that depends on data, but what the method sends
         self.state = method.start(self.space.layout, seed)
@@ -83,12 +79,11 @@ class Worker:
         """Let a client do what the plan asks; the weights are as before afterwards."""
         return self.train_all([plan_message], [client], [items])[0]
 
-    def shares(self, clients: int) -> Literal["losses", "gradients"] | None:
-        """Returns what so many clients of a round compute in one go here; None: each works alone."""
-        what = None if self.protection is not None and self.protection.alone else self.method.together
-        if what == "losses":
-            return what if self.joint else None
-        return what if not self.apart and clients > 1 else None
+    @property
+    def shares(self) -> bool:
+        """Returns whether a round's clients share forward passes here; otherwise each works alone."""
+        alone = self.protection is not None and self.protection.alone
+        return self.joint and self.method.shares_losses and not alone
 
     def train_all(
         self,
@@ -106,13 +101,7 @@ class Worker:
             known: what other processes found of the losses that the clients share (`look`).
         """
         messages, locals_ = self._locals(plans, clients, items)
-        seen: Sequence[LocalClient] = locals_
-        match self.shares(len(clients)):
-            case "losses":
-                seen = SharedLosses(locals_, known).members
-            case "gradients":
-                seen = SharedGradients(locals_, self.method.weighting).members
-        return self._answers(messages, seen)
+        return self._answers(messages, SharedLosses(locals_, known).members if self.shares else locals_)
 
     def look(
         self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]], part: int, parts: int
@@ -142,18 +131,13 @@ class Worker:
         ]
 
     def _answers(self, messages: Sequence[Message], clients: Sequence[LocalClient]) -> list[Answer]:
-        answers: list[Answer] = []
-        for message, client in zip(messages, clients, strict=True):
-            spoken = next((len(a.message) - FRAME_BYTES for a in answers if a.message is not None), 0)
-            answers.append(self._answer(message, client, spoken))
-        return answers
+        return [self._answer(message, client) for message, client in zip(messages, clients, strict=True)]
 
     def _read(self, plan_message: bytes) -> Message:
         message = Message.decode(plan_message)
         return message.expect(MessageKind.PLAN, self.method.code, message.round)
 
-    def _answer(self, message: Message, client: LocalClient, spoken: int) -> Answer:
-        """One client's answer; `spoken`: payload bytes of the message that another one's part may be in."""
+    def _answer(self, message: Message, client: LocalClient) -> Answer:
         plan = self.method.decode_plan(self.state, message.payload)
         cost = ClientCost() if self.private else client.cost
         train = self.method.train if self.protection is None else self.protection.train
@@ -161,8 +145,6 @@ class Worker:
             payload = train(self.state, plan, client).encode()
         except NonFiniteError as error:
             return Answer(None, WITHHELD if self.private else str(error), cost)
-        except InAnothersMessage:
-            return Answer(None, None, cost, within=spoken)
         finally:
             client.put_back()
         reply = Message(MessageKind.UPDATE, self.method.code, message.round, client.number, payload, message.attempt)

@@ -15,7 +15,7 @@ a client or its answers is decided by components that a method is given, not by 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -226,8 +226,8 @@ class Method(BaseModel, ABC):
     remembers: ClassVar[bool] = False
     # whether clients of one round are asked for different things
     personal_plans: ClassVar[bool] = False
-    # what clients of one process may compute in one go: losses along common directions, or gradients
-    together: ClassVar[Literal["losses", "gradients"] | None] = None
+    # whether clients of one process may share forward passes: all look along the same directions
+    shares_losses: ClassVar[bool] = False
     # why clients' vectors can't be combined by rules other than the mean; None: they can
     incomparable: ClassVar[str | None] = None
     # whether 16-bit weights are rounded stochastically where they would lose small steps

@@ -7,9 +7,6 @@ or gradients are averaged. With g_i the gradient of client i's mean loss over it
 
 With c_i in proportion to the terms of the loss (response tokens, or examples) the sum is the gradient of the mean loss
 over the union of the batches: the step is the one of centralised SGD on that union.
-
-In a simulation the clients' gradients are added up where backward puts them, so that any number of clients takes the
-memory of one gradient (`Method.together`); over a network each client sends its own.
 """
 
 from collections.abc import Iterator
@@ -72,7 +69,6 @@ class FedSGD(Dense):
     code: ClassVar[int] = 9
     about: ClassVar[str] = "one gradient a round and client, averaged: centralised SGD on the union of the batches"
     update_type = Gradient
-    together = "gradients"
 
     learning_rate: PositiveFloat = 1e-2
     batch: PositiveInt | None = None

@@ -49,7 +49,7 @@ class FeedSign(Population, Stepwise):
     code: ClassVar[int] = 5
     about: ClassVar[str] = "one bit up, one bit down per step, by majority; with epsilon DP-FeedSign (2025)"
     update_type = step_type = Votes
-    together = "losses"
+    shares_losses = True
 
     votes_per_round: Annotated[int, Field(ge=1, le=MOST)] = 1
     epsilon: PositiveFloat | None = None

@@ -173,8 +173,8 @@ class ZOFedSGD(Population, Stepwise):
         return ByteProjections if self.scalars == "byte" else Projections
 
     @property
-    def together(self) -> Literal["losses"] | None:  # type: ignore[override]
-        return None if self.own_seeds else "losses"
+    def shares_losses(self) -> bool:  # type: ignore[override]
+        return not self.own_seeds
 
     @property
     def incomparable(self) -> str | None:  # type: ignore[override]

@@ -3,7 +3,7 @@
 import logging
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -288,37 +288,6 @@ def _not_loadable(base: str, place: str, error: Exception) -> RecipeError:
     if Path(place).is_dir():
         what = "the folder holds no model that can be loaded"
     return _problem(base, f"{what} ({first_line(error)})")
-
-
-def find_base(
-    place: str, dtype: str, digest: str, digest_of: Callable[[Any], str], head: Head | None = None, device: str = "cpu"
-) -> tuple[Any, Any]:  # fmt: skip
-    """Returns the base with a digest, and its tokenizer: at `place`, or in one of the folders in it.
-
-    Args:
-        place: as `load_model` takes it, or a folder that holds folders with models.
-        dtype: the dtype to load it in; the digest depends on it.
-        digest: what the base's digest must be.
-        digest_of: returns a model's digest.
-        head: as `load_model` takes it.
-        device: as `load_model` takes it.
-
-    Raises:
-        RecipeError: nothing there can be loaded, or no folder in it has this digest.
-    """
-    folder = Path(place).expanduser()
-    if not folder.is_dir() or (folder / "config.json").exists():
-        return load_model(place, dtype, head=head, device=device)  # the replay compares the digest
-    found = sorted(path.parent for path in folder.glob("*/config.json"))
-    for path in found:
-        try:
-            model, tokenizer = load_model(str(path), dtype, head=head, device=device)
-        except RecipeError:
-            continue  # of another kind, or damaged: not the one that is looked for
-        if digest_of(model) == digest:
-            return model, tokenizer
-    names = ", ".join(path.name for path in found) or "no folder with a model"
-    raise RecipeError(f"{place}: no base with digest {digest} ({names} there)")
 
 
 def quiet() -> None:

@@ -9,7 +9,6 @@ import torch
 
 from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Scoring, TextObjective
-from fedseed.objectives.tokens import padded
 from fedseed.tasks.data import MASK, Choice, Cloze, Picture
 
 KEPT = 1 << 30  # bytes of pixel values that are kept; beyond, a picture is processed each time it is used
@@ -60,10 +59,7 @@ class TextClasses(Scoring, TextObjective):
 
     def scores(self, model: Any, items: Sequence[ClassifiedText], at_once: int | None = None) -> torch.Tensor:
         """Returns the classes' logits."""
-        device = next(model.parameters()).device
-        ids, mask = padded([item.ids for item in items], self.pad)
-        logits: torch.Tensor = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
-        return logits.float()
+        return self.logits_of(model, [item.ids for item in items]).float()
 
 
 class Images(Scoring):

@@ -1,14 +1,18 @@
-"""Text that a language model writes for a person: after a prompt, or as the next turn of a conversation."""
+"""Texts that a language model writes: answers to examples, and for a person after a prompt or in a conversation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.models import adapters
+from fedseed.objectives.losses import TextObjective
 from fedseed.objectives.tokens import beginning, longest_input, padded
+from fedseed.tasks.data import Example
 
 Turns = Sequence[Mapping[str, str]]  # {"role": ..., "content": ...} each
 
@@ -36,6 +40,95 @@ def continued(
         )  # fmt: skip
     made: list[list[int]] = output[:, 0 if encodes else ids.shape[1] :].tolist()
     return made
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    objective: TextObjective,
+    prompts: Sequence[str] | Sequence[Sequence[int]],
+    max_new_tokens: int,
+    batch: int = 64,
+    stop: str = "",
+    ends: Sequence[int] = (),
+    around: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
+) -> list[str]:
+    """Returns greedy responses, in the order of the prompts, which are batched by length.
+
+    A prompt that leaves fewer positions than `max_new_tokens` gets as many tokens as the model has room for.
+    With an adapter's virtual tokens only prompts of one length share a batch: padding would stand between the virtual
+    tokens and the prompt, and push them away from each other.
+
+    Args:
+        model: a causal language model, or an encoder-decoder.
+        objective: tokenises the prompts.
+        prompts: ready to be tokenised, or tokens (a chat's, say).
+        max_new_tokens: of each response.
+        batch: prompts in a batch; the texts do not depend on it.
+        stop: what ends a response, besides the end-of-sequence token; the text is cut before it.
+        ends: tokens that end a response, besides the end-of-sequence token.
+        around: gives what each batch is generated in, from its prompts' numbers, row by row.
+    """
+    model.eval()
+    tokenizer = objective.tokenizer
+    encoded = [objective.prompt_ids(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+    limit, encodes = longest_input(model), objective.encodes
+    taken = [1 if encodes else len(ids) for ids in encoded]  # of the positions: an encoder-decoder's start token
+    room = [max_new_tokens if limit is None else min(max_new_tokens, limit - count) for count in taken]
+    stops = [tokenizer.eos_token_id, *ends]
+    if stop:  # generation may end early where the stop is one token; the text is cut in any case
+        last = objective.ids_of(stop)[-1]
+        stops += [last] if tokenizer.decode([last]) == stop else []
+    how: dict[str, Any] = {} if encodes else {"eos_token_id": stops}  # an encoder-decoder's configuration says it
+    texts = [""] * len(prompts)
+    apart = adapters.has_virtual_tokens(model)
+    most = max(room, default=0)
+    order = sorted((i for i in range(len(encoded)) if 0 < room[i] == most), key=lambda i: (len(encoded[i]), i))
+    parts = [list(group) for _, group in groupby(order, lambda i: len(encoded[i]) if apart else 0)]
+    batches = [part[at : at + batch] for part in parts for at in range(0, len(part), batch)]
+    # alone where there is less room than wanted, for that depends on a prompt's length
+    for rows in [*batches, *([i] for i in range(len(encoded)) if 0 < room[i] < most)]:
+        with nullcontext() if around is None else around(rows):
+            found = continued(model, [encoded[i] for i in rows], objective.pad, room[rows[0]], encodes, **how)
+        for i, tokens in zip(rows, found, strict=True):
+            said = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
+            text = tokenizer.decode(tokens[:said], skip_special_tokens=True)
+            texts[i] = text.split(stop)[0] if stop else text
+    return texts
+
+
+def responses_to(
+    model: torch.nn.Module,
+    objective: TextObjective,
+    examples: Sequence[Example],
+    items: Sequence[Any],
+    max_new_tokens: int,
+    around: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
+) -> list[str]:
+    """Returns greedy responses to examples, each ended as the example's are.
+
+    Args:
+        model: a causal language model, or an encoder-decoder.
+        objective: made the items.
+        examples: the examples.
+        items: the last item of each.
+        max_new_tokens: of each response.
+        around: gives what a batch is generated in, from its examples' numbers, row by row.
+    """
+    texts = [""] * len(examples)
+    ended = [("" if objective.encodes else e.stop, objective.ends_of(e)) for e in examples]
+    for stop, ends in sorted(set(ended)):
+        rows = [i for i, how in enumerate(ended) if how == (stop, ends)]
+        prompts = [items[i].ids[: items[i].response_start] for i in rows]
+        own = None if around is None else partial(_among, around, rows)
+        found = generate(model, objective, prompts, max_new_tokens, stop=stop, ends=ends, around=own)
+        for i, text in zip(rows, found, strict=True):
+            texts[i] = text
+    return texts
+
+
+def _among(around: Any, rows: Sequence[int], numbers: Sequence[int]) -> AbstractContextManager[Any]:
+    return around([rows[number] for number in numbers])
 
 
 class Written(NamedTuple):

@@ -3,7 +3,7 @@
 A task hands over examples of one kind; everything else follows from that. A new kind is an entry of `KINDS`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,13 +15,14 @@ from fedseed.objectives.classification import Images, TextClasses, classes_of
 from fedseed.objectives.evaluation import choice_metrics, language_metrics, mean_loss
 from fedseed.objectives.losses import CausalLM, Choices, Objective, TextObjective
 from fedseed.objectives.masked import MaskedLM, NextWords
+from fedseed.objectives.prepared import Prepared, prepare
 from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.tasks.data import Choice, Cloze, Example, NextWord, Picture, TaskData
 from fedseed.tasks.rewards import Judge, RewardSettings
 
-Measure = Callable[[torch.nn.Module, Sequence[Any]], dict[str, float]]  # a model, examples -> metrics by name
+Measure = Callable[[torch.nn.Module, Prepared], dict[str, float]]  # a model, examples -> metrics by name
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ class ExampleKind:
 
 def _measure_language(objective: Any, data: TaskData, settings: EvaluationSettings) -> Measure:
     scores = tuple(dict.fromkeys((*data.scores, *settings.metrics))) if settings.rouge else ()
-    return lambda model, examples: language_metrics(model, objective, examples, settings.max_new_tokens, scores)
+    return lambda model, prepared: language_metrics(model, objective, prepared, settings.max_new_tokens, scores)
 
 
 def _choosing(batch: int, classes: bool = False) -> Callable[[Any, TaskData, EvaluationSettings], Measure]:
     return lambda objective, data, settings: (
-        lambda model, examples: choice_metrics(model, objective, examples, batch, classes)
+        lambda model, prepared: choice_metrics(model, objective, prepared.items, batch, classes)
     )
 
 
@@ -72,50 +73,14 @@ KINDS: tuple[ExampleKind, ...] = (
 )
 
 
-def usable_sets(
-    objective: Objective, sets: Mapping[str, Sequence[Any]], limit: str
-) -> tuple[dict[str, list[Any]], list[str]]:
-    """Returns `usable_of` each set, by prefix of the metric's name. Raises ValueError if nothing is left of one."""
-    kept: dict[str, list[Any]] = {}
-    notes = []
-    for prefix, examples in sets.items():
-        name = f'the evaluation set "{prefix.rstrip("_")}"' if prefix else "the evaluation set"
-        kept[prefix], more = usable_of(objective, examples, name, limit)
-        notes += more
-        if not kept[prefix]:
-            raise ValueError(f"none of the {len(examples):,} examples of {name} is usable (over {limit})")
-    return kept, notes
-
-
-def usable_of(objective: Objective, examples: Sequence[Any], name: str, limit: str) -> tuple[list[Any], list[str]]:
-    """Returns the examples that the objective can use, and lines about those that it can't, or only cut.
-
-    Args:
-        objective: decides which examples are usable.
-        examples: the examples.
-        name: what the line calls them.
-        limit: what makes an example too long, for the line.
-    """
-    before = objective.dropped
-    made = [(example, objective.prepare([example])) for example in examples]
-    objective.dropped = before  # counts what is left out of training
-    kept = [example for example, items in made if items]
-    left_out = len(examples) - len(kept)
-    cut = sum(any(getattr(item, "cut", 0) for item in items) for _, items in made)
-    told = ((left_out, "left out"), (cut, "cut"))
-    return kept, [f"{n:,} of {len(examples):,} examples of {name} {what} (over {limit})" for n, what in told if n]
-
-
 def short_answers(
-    objective: Objective, sets: Mapping[str, Sequence[Any]], room: int | None, settings: EvaluationSettings
+    objective: Objective, sets: Mapping[str, Prepared], room: int | None, settings: EvaluationSettings
 ) -> list[str]:
     """Returns a line about the prompts after which a model of `room` positions has room for too few new tokens."""
-    if isinstance(objective, Rewarded):
-        objective = objective.language
-    if not isinstance(objective, CausalLM) or room is None or not settings.rouge:
+    if not isinstance(getattr(objective, "language", objective), CausalLM) or room is None or not settings.rouge:
         return []
-    prepared = (objective.prepare([e])[-1] for examples in sets.values() for e in examples)
-    short = sum(item.response_start + settings.max_new_tokens > room for item in prepared)
+    last = (items[-1] for one in sets.values() for items in one.made)
+    short = sum(item.response_start + settings.max_new_tokens > room for item in last)
     wanted = f"evaluation.max_new_tokens = {settings.max_new_tokens:,}"
     return [f"{short:,} answers get fewer than {wanted} (the model has {room:,} positions)"] if short else []
 
@@ -162,7 +127,7 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
     """
     if kind.example is not Example:
         raise ValueError(f"reward: no answers are generated from a {kind.example.__name__}; leave the table out")
-    judge = Judge(settings.load(), settings.about, settings.seconds)
+    judge = Judge(settings.load(), settings.about)
 
     def objective(tokenizer: Any, evaluation: EvaluationSettings) -> Rewarded:
         language: Any = kind.objective(tokenizer, evaluation)
@@ -171,8 +136,9 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
     def measure(objective: Rewarded, data: TaskData, evaluation: EvaluationSettings) -> Measure:
         inner = kind.measure(objective.language, data, evaluation)
 
-        def measured(model: torch.nn.Module, examples: Sequence[Any]) -> dict[str, float]:
-            return {**inner(model, examples), "reward": -mean_loss(model, objective, objective.prepare(examples))}
+        def measured(model: torch.nn.Module, prepared: Prepared) -> dict[str, float]:
+            told = prepare(objective.language, prepared.name, prepared.examples)  # a chat may have several answers
+            return {**inner(model, told), "reward": -mean_loss(model, objective, prepared.items)}
 
         return measured
 

@@ -12,21 +12,13 @@ from torch.nn.functional import cross_entropy
 from fedseed.errors import RecipeError
 from fedseed.models import adapters
 from fedseed.objectives.chats import ChatTemplate
-from fedseed.objectives.tokens import Tokens, Truncate, beginning, fitted, padded
+from fedseed.objectives.tokens import IGNORE, Tokens, Truncate, beginning, fitted, padded
 from fedseed.tasks.chats import answers_of, plain_form
 from fedseed.tasks.data import Chat, ChatStyle, Choice, Example
 
-IGNORE = -100  # label of a token without loss
-
 
 class Objective(ABC):
-    """What training and evaluation ask of an objective, and what most objectives share.
-
-    Args:
-        dropped: how many examples could not be used so far.
-    """
-
-    dropped = 0
+    """What training and evaluation ask of an objective, and what most objectives share."""
 
     @abstractmethod
     def items(self, example: Any) -> list[Any]:
@@ -36,11 +28,13 @@ class Objective(ABC):
             ValueError: the model's tokenizer can't say it.
         """
 
+    def each(self, examples: Sequence[Any]) -> list[list[Any]]:
+        """Returns what each example becomes; nothing where it can't be used."""
+        return [self.items(example) for example in examples]
+
     def prepare(self, examples: Sequence[Any]) -> list[Any]:
-        """Turns examples into items, once; those that can't be used are left out, and counted in `dropped`."""
-        made = [self.items(example) for example in examples]
-        self.dropped += made.count([])
-        return [item for items in made for item in items]
+        """Turns examples into items; those that can't be used are left out."""
+        return [item for items in self.each(examples) for item in items]
 
     def weight(self, item: Any) -> int:
         """Returns how many terms the item's loss is a sum of (response tokens, or 1)."""
@@ -94,6 +88,18 @@ class TextObjective(Objective):
     def ends_of(self, example: Example) -> tuple[int, ...]:
         """Returns the tokens that end a response to an example, besides the end-of-sequence token."""
         return ()
+
+    def logits_of(self, model: Any, rows: Sequence[Sequence[int]], **options: Any) -> torch.Tensor:
+        """Returns a model's logits of rows of tokens, filled up on the right; `options` are the forward pass'.
+
+        Returns:
+            Of each token: shape (rows, longest row, vocabulary); of a model with a classification head (rows, classes).
+        """
+        device = next(model.parameters()).device
+        ids, mask = padded(rows, self.pad)
+        with adapters.at_home(model, device):
+            found: torch.Tensor = model(input_ids=ids.to(device), attention_mask=mask.to(device), **options).logits
+        return found[:, -ids.shape[1] :] if found.ndim > 2 else found  # an adapter's virtual tokens stand before a row
 
 
 class Scoring(Objective):
@@ -154,7 +160,7 @@ class CausalLM(TextObjective):
     def _templates(self) -> dict[str, ChatTemplate]:
         return {}
 
-    def prepare(self, examples: Sequence[Example]) -> list[Tokens]:
+    def each(self, examples: Sequence[Example]) -> list[list[Tokens]]:
         """Tokenises; cuts or drops what is longer than `max_length`.
 
         A chat may become several items, one for each answer: in the plain form, and where its template rewrites
@@ -163,19 +169,16 @@ class CausalLM(TextObjective):
         Raises:
             RecipeError: a chat template refuses a chat, or the tokenizer can't be used with one.
         """
-        items, refused = [], []
+        made, refused = [], []
         for example in examples:
             try:
-                made = self.items(example)
+                made.append(self.items(example))
             except ValueError as error:
                 refused.append(str(error))
-            else:
-                self.dropped += not made
-                items += made
         if refused:
             rest = f" (and {len(refused) - 1:,} more chats)" if len(refused) > 1 else ""
             raise RecipeError(refused[0] + rest)
-        return items
+        return made
 
     def items(self, example: Example) -> list[Tokens]:
         whole = self._encoded(example)
@@ -226,21 +229,9 @@ class CausalLM(TextObjective):
     def weight(self, item: Tokens) -> int:
         return item.terms
 
-    def collate(self, items: Sequence[Tokens], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns right-padded (input_ids, attention_mask, labels), each (batch, longest)."""
-        ids, mask = padded([item.ids for item in items], self.pad)
-        labels = torch.full_like(ids, IGNORE)
-        for row, item in enumerate(items):
-            for begin, end in item.learnt:
-                labels[row, begin:end] = ids[row, begin:end]
-        return ids.to(device), mask.to(device), labels.to(device)
-
     def losses(self, model: Any, items: Sequence[Tokens]) -> torch.Tensor:
-        device = next(model.parameters()).device
-        ids, mask, labels = self.collate(items, device)
-        with adapters.at_home(model, device):
-            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        logits = logits[:, -ids.shape[1] :]  # an adapter's virtual tokens stand before the prompt
+        logits = self.logits_of(model, [item.ids for item in items], use_cache=False)
+        labels = padded([item.labels for item in items], IGNORE)[0].to(logits.device)
         return losses_of_rows(logits[:, :-1], labels[:, 1:])
 
 

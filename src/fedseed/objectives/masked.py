@@ -7,9 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedseed.models import adapters
 from fedseed.objectives.losses import Scoring, TextObjective
-from fedseed.objectives.tokens import padded
 from fedseed.tasks.data import MASK
 
 
@@ -66,11 +64,8 @@ class MaskedLM(Scoring, TextObjective):
 
     def scores(self, model: Any, items: Sequence[Blank], at_once: int | None = None) -> torch.Tensor:
         """Returns the logits of each item's words at its blank."""
-        most, device = max(len(item.words) for item in items), next(model.parameters()).device
-        ids, mask = padded([item.ids for item in items], self.pad)
-        with adapters.at_home(model, device):
-            logits = model(input_ids=ids.to(device), attention_mask=mask.to(device), **self.options).logits
-        logits = logits[:, -ids.shape[1] :]  # an adapter's virtual tokens stand before the prompt
+        logits = self.logits_of(model, [item.ids for item in items], **self.options)
+        most, device = max(len(item.words) for item in items), logits.device
         rows = torch.arange(len(items), device=device)[:, None]
         blanks = torch.tensor([item.mask for item in items], device=device)[:, None]
         words = torch.tensor([[*i.words, *[-1] * (most - len(i.words))] for i in items], device=device)

@@ -1,11 +1,10 @@
-"""Clients' examples made ready, and what a person is told about them: once a run, with whose they are."""
+"""Examples made ready, once a run, and what a person is told about them, with whose they are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedseed.objectives.losses import Objective
-from fedseed.tasks.data import ClientData
 from fedseed.text import listed
 
 SHOWN = 6  # clients that are named
@@ -20,36 +19,71 @@ REMARKS = {
 
 @dataclass(frozen=True)
 class Prepared:
-    """A client's examples, ready to be learnt.
+    """Examples, ready to be learnt or measured.
 
     Args:
-        name: the client.
-        items: what its examples became.
-        dropped: how many of them can't be used.
+        name: whose they are.
+        examples: those that can be used.
+        made: what each of them became, one item mostly.
+        dropped: how many can't be used.
     """
 
     name: str
-    items: list[Any]
+    examples: list[Any]
+    made: list[list[Any]]
     dropped: int
 
     @property
+    def items(self) -> list[Any]:
+        """Returns the items of all examples, in their order."""
+        return [item for items in self.made for item in items]
+
+    @property
     def cut(self) -> int:
-        """Returns how many of its items were cut."""
-        return sum(getattr(item, "cut", 0) > 0 for item in self.items)
+        """Returns how many of the examples were cut."""
+        return sum(any(getattr(item, "cut", 0) for item in items) for items in self.made)
 
 
-def prepare_clients(objective: Objective, clients: Sequence[ClientData]) -> list[Prepared]:
-    """Makes all clients' examples ready."""
-    made = []
-    for client in clients:
-        before = objective.dropped
-        made.append(Prepared(client.name, objective.prepare(client.examples), objective.dropped - before))
-    return made
+def prepare(objective: Objective, name: str, examples: Sequence[Any]) -> Prepared:
+    """Makes examples ready.
+
+    Args:
+        objective: decides which can be used.
+        name: whose they are.
+        examples: any number.
+    """
+    made = objective.each(examples)
+    usable = [example for example, items in zip(examples, made, strict=True) if items]
+    return Prepared(name, usable, [items for items in made if items], made.count([]))
+
+
+def prepare_sets(
+    objective: Objective, sets: Mapping[str, Sequence[Any]], limit: str
+) -> tuple[dict[str, Prepared], list[str]]:
+    """Makes evaluation sets ready, by prefix of the metric's name; returns lines about what was left out or cut, too.
+
+    Raises:
+        ValueError: nothing is left of a set.
+    """
+    found: dict[str, Prepared] = {}
+    for prefix, examples in sets.items():
+        name = f'the evaluation set "{prefix.rstrip("_")}"' if prefix else "the evaluation set"
+        found[prefix] = prepare(objective, name, examples)
+        if not found[prefix].examples:
+            raise ValueError(f"none of the {len(examples):,} examples of {name} is usable (over {limit})")
+    return found, [line for one in found.values() for line in left_out(one, limit)]
+
+
+def left_out(prepared: Prepared, limit: str) -> list[str]:
+    """Returns lines about held-out examples that were left out or cut, as `limit` says."""
+    of_all = f"of {len(prepared.examples) + prepared.dropped:,} examples of {prepared.name}"
+    told = ((prepared.dropped, "left out"), (prepared.cut, "cut"))
+    return [f"{n:,} {of_all} {what} (over {limit})" for n, what in told if n]
 
 
 def idle(prepared: Sequence[Prepared]) -> tuple[str, ...]:
     """Returns a line about the clients without a usable example, if there are some."""
-    names = [client.name for client in prepared if not client.items]
+    names = [client.name for client in prepared if not client.made]
     if not names:
         return ()
     verb = "has no usable example and sends" if len(names) == 1 else "have no usable example and send"

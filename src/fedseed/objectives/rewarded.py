@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedseed.objectives.evaluation import responses_to
+from fedseed.objectives.generation import responses_to
 from fedseed.objectives.losses import Objective, TextObjective
 from fedseed.objectives.tokens import Tokens
 from fedseed.randomness import Basis
@@ -42,7 +42,7 @@ class Rewarded(Objective):
 
     Args:
         language: tokenises the examples.
-        reward: judges the answers: a function of (prompt, answer, example), or one that is watched already.
+        reward: judges the answers: a function of (prompt, answer, example), or a `Judge`.
         max_new_tokens: of an answer.
     """
 
@@ -69,7 +69,7 @@ class Rewarded(Objective):
         """Returns minus each answer's reward: float32, no gradient; NaN where a reward is not finite.
 
         Raises:
-            FedseedError: the reward function raised, returned no number, or took too long.
+            FedseedError: the reward function raised, or returned no number.
         """
         return self.judged(items, self.answers(model, items), next(model.parameters()).device)
 

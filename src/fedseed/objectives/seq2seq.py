@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fedseed.objectives.losses import IGNORE, Choices, Options, TextObjective, losses_of_rows
-from fedseed.objectives.tokens import Tokens, padded
+from fedseed.objectives.losses import Choices, Options, TextObjective, losses_of_rows
+from fedseed.objectives.tokens import IGNORE, Tokens, padded
 from fedseed.tasks.data import Choice, Example
 
 

@@ -12,6 +12,7 @@ from fedseed.models import adapters
 Span = tuple[int, int]  # the number of its first token, and of the first one after it
 Truncate = Literal["drop", "left", "right", "split"]
 PROBE = "a"  # any text
+IGNORE = -100  # label of a token without loss
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,14 @@ class Tokens:
     def learnt(self) -> tuple[Span, ...]:
         """The tokens that carry loss."""
         return self.spans or ((self.response_start, len(self.ids)),)
+
+    @property
+    def labels(self) -> list[int]:
+        """The tokens, with IGNORE in the place of those without loss."""
+        found = [IGNORE] * len(self.ids)
+        for begin, end in self.learnt:
+            found[begin:end] = self.ids[begin:end]
+        return found
 
     @property
     def terms(self) -> int:

@@ -18,7 +18,7 @@ def from_orbit(path: str | Path, base: str | None = None, upto: int | None = Non
 
     Args:
         path: an orbit's file, or a run's folder.
-        base: where the base is: a name, its folder, or a folder with several; None: where the run had it.
+        base: where the base is: a name, or its folder; None: where the run had it.
         upto: number of the last step to apply; None: all.
         device: where the model is to lie.
 

@@ -110,8 +110,7 @@ def build(
     if workers is not None:
         team = Workers(partial(load_for_worker, recipe.to_toml()), workers, threads)
         team.limit(per_round)
-        if recipe.method.together != "gradients":  # most likely it will have something to do
-            team.load()  # while this process does the same
+        team.load()  # while this process does the same
     try:
 
         def evaluate_with(equipment: Equipment) -> tuple[Evaluation, list[str]]:

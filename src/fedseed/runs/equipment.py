@@ -183,7 +183,8 @@ def evaluation_of(
     if parts is not None and not recipe.task.shares_evaluation:
         return _of_parties(recipe, equipment, parts)
     from fedseed.objectives.evaluation import mean_loss
-    from fedseed.objectives.kinds import short_answers, usable_sets
+    from fedseed.objectives.kinds import short_answers
+    from fedseed.objectives.prepared import prepare_sets
     from fedseed.runs.stopping import VALIDATION_LOSS
 
     objective, measured = equipment.objective, equipment.measured
@@ -191,8 +192,8 @@ def evaluation_of(
     if recipe.stopping is not None and not data.validation:
         raise RecipeError(f'stopping: task.name = "{recipe.task.name}" has no validation examples to stop by')
     try:
-        sets, notes = usable_sets(objective, data.evaluation, equipment.limit)
-        kept, more = usable_sets(
+        sets, notes = prepare_sets(objective, data.evaluation, equipment.limit)
+        kept, more = prepare_sets(
             objective, {"validation_": data.validation} if recipe.stopping else {}, equipment.limit
         )
     except ValueError as error:
@@ -201,10 +202,10 @@ def evaluation_of(
     notes += more
     if data.scores:
         notes += short_answers(objective, sets, equipment.room, measured)
-    validation = objective.prepare(kept.get("validation_", []))
+    validation = [item for one in kept.values() for item in one.items]
 
     def evaluate(model: Any) -> dict[str, float]:
-        found = ((prefix, measure(model, examples)) for prefix, examples in sets.items())
+        found = ((prefix, measure(model, prepared)) for prefix, prepared in sets.items())
         metrics = {prefix + name: value for prefix, named in found for name, value in named.items()}
         if validation:
             metrics[VALIDATION_LOSS] = mean_loss(model, objective, validation)
@@ -215,24 +216,23 @@ def evaluation_of(
 
 def _of_parties(recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData]) -> tuple[Evaluation, list[str]]:
     from fedseed.objectives.evaluation import mean_loss
-    from fedseed.objectives.kinds import usable_of
+    from fedseed.objectives.prepared import Prepared, left_out, prepare
     from fedseed.runs.stopping import VALIDATION_LOSS
 
     objective = equipment.objective
-    found: list[tuple[str, TaskData, list[Any], list[Any]]] = []
+    found: list[tuple[str, TaskData, Prepared, list[Any]]] = []
     notes = []
     for data in parts:
         name = data.clients[0].name
-        held, more = usable_of(objective, data.evaluation[""], f"the held-out examples of {name}", equipment.limit)
-        kept, _ = usable_of(objective, data.validation if recipe.stopping else (), "", equipment.limit)
-        notes += more
-        found.append((name, data, held, list(objective.prepare(kept))))
+        held = prepare(objective, f"the held-out examples of {name}", data.evaluation[""])
+        notes += left_out(held, equipment.limit)
+        found.append((name, data, held, objective.prepare(data.validation if recipe.stopping else ())))
 
     def evaluate(model: Any) -> dict[str, Any]:
         by_client: dict[str, dict[str, float]] = {}
         for name, data, held, validation in found:
-            figures = by_client[name] = {HELD_OUT: len(held)}
-            if held:
+            figures = by_client[name] = {HELD_OUT: len(held.examples)}
+            if held.examples:
                 figures |= equipment.kind.measure(objective, data, equipment.measured)(model, held)
             if validation:
                 figures |= {VALIDATION: len(validation), VALIDATION_LOSS: mean_loss(model, objective, validation)}

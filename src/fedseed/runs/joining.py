@@ -198,7 +198,6 @@ def part_of(simulation: Simulation, clients: Sequence[str]) -> Hosted:
         clients: names or patterns of the hosted clients.
     """
     whole = simulation.hosted
-    whole.worker.apart = True  # every client's answer is its own message
     return replace(whole, items={name: whole.items[name] for name in matching(clients, whole.names)})
 
 

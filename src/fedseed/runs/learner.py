@@ -13,7 +13,7 @@ from fedseed.federation.worker import Worker
 from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
-from fedseed.objectives.prepared import about, idle, prepare_clients
+from fedseed.objectives.prepared import about, idle, prepare
 from fedseed.orbit import AdapterStart, Header
 from fedseed.privacy import settings_of
 from fedseed.reports.machine import resident_memory
@@ -41,7 +41,7 @@ def hosted_of(
     Raises:
         RecipeError: the method or adapter does not fit the model or the examples; two clients have one name.
     """
-    prepared = prepare_clients(objective, clients)
+    prepared = [prepare(objective, client.name, client.examples) for client in clients]
     items = {client.name: client.items for client in prepared}
     if len(items) < len(prepared):
         raise RecipeError("two clients have the same name")
@@ -64,7 +64,7 @@ def hosted_of(
 
             choose_trainable(model, spec.trainable)
     try:
-        worker = Worker(model, method, objective, seed, spec.joint, True, spec.digest)
+        worker = Worker(model, method, objective, seed, spec.joint, spec.digest)
     except ValueError as error:
         raise RecipeError(str(error)) from error
     worker.private = spec.private

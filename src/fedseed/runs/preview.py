@@ -8,7 +8,7 @@ from fedseed.errors import RecipeError
 from fedseed.objectives.classification import ClassifiedText
 from fedseed.objectives.losses import Objective, Options
 from fedseed.objectives.masked import Blank, Prompted
-from fedseed.objectives.prepared import about, idle, prepare_clients
+from fedseed.objectives.prepared import about, idle, prepare
 from fedseed.objectives.rewarded import Asked
 from fedseed.objectives.tokens import Tokens, longest_input
 from fedseed.runs.equipment import kind_for, within
@@ -32,7 +32,7 @@ class Counts(NamedTuple):
     examples: int
     items: int  # what they became: more, where a chat or a text is learnt in parts
     dropped: int  # examples left out
-    cut: int  # items cut
+    cut: int  # examples cut
     median: int  # tokens of the item in the middle
     longest: int
     tokens: int  # of all items
@@ -65,7 +65,7 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2, held_o
     if client is not None and client not in named:
         raise RecipeError(f"--client {client}: there is no such client, but {', '.join(list(named)[:12])}")
     objective, limit = _objective(recipe, data)
-    prepared = prepare_clients(objective, data.clients)
+    prepared = [prepare(objective, one.name, one.examples) for one in data.clients]
     counted = []
     for one in prepared:
         sequences = [_sequence(item) for item in one.items]

@@ -166,11 +166,7 @@ class AtHand(Session):
         if self.byzantine is not None:
             sent = self.byzantine.sent(about.round, sent, self.hosted.worker.corrupt)
         for client, answer in answers.items():
-            spoken = answer.message is not None or answer.within is not None
-            self._now.spent.add(cost_of(answer.cost, counts=spoken))
-            if answer.within is not None:
-                self.rounds.joins(client, answer.within)
-                continue
+            self._now.spent.add(cost_of(answer.cost, counts=answer.message is not None))
             message = sent.get(client) or silent_message(about.round, about.attempt, str(answer.reason))
             if self.masking is not None:
                 message = self._masked(self.masking, client, sent.get(client), about)
@@ -189,7 +185,7 @@ class AtHand(Session):
             self._deal(plans)
             self._begun = {}
             found = self.team.results()
-            if worker.shares(len(plans)) is None:
+            if not worker.shares:
                 return found
             known = {look: seen for part in found for look, seen in part.items()}
         return worker.train_all(list(plans.values()), list(plans), [items[client] for client in plans], known)
@@ -202,7 +198,7 @@ class AtHand(Session):
             self.team.results()
         self._begun, parts = plans, len(self.team.seats)
         orders: Sequence[Work] = [Train(plan, client) for client, plan in plans.items()]
-        if self.hosted.worker.shares(len(plans)) is not None:
+        if self.hosted.worker.shares:
             orders = [Evaluate(list(plans.values()), list(plans), part, parts) for part in range(parts)]
         self.team.begin(orders)
 
@@ -285,7 +281,6 @@ class Simulation(Run):
         if spec.threads is None and workers is not None:
             spec = replace(spec, threads=workers.threads)
         self.hosted, self.worker, self.items = hosted, hosted.worker, list(hosted.items.values())
-        self.worker.apart = spec.apart
         self.header = replace(hosted.header, base_folder=spec.base_folder)
         self.spec = spec = replace(spec, per_round=per_round, notes=hosted.notes)
         sizes = [len(items) for items in self.items]
@@ -301,12 +296,7 @@ class Simulation(Run):
         self.worker.memory = Memory(None if spec.folder is None else spec.folder / MEMORY)
         self.team: Workers | None = None
         self._about_workers = ""  # what a person is told of them
-        if workers is not None and self.worker.shares(per_round) == "gradients":  # a sum depends on its terms' order
-            self._about_workers = (
-                f"{self.method.name}: one process adds up the gradients of a round's clients, so that workers have "
-                "nothing to do; with federation.joint = false each client's is a message of its own"
-            )
-        elif workers is not None:
+        if workers is not None:
             self.team = workers
             self.team.limit(per_round)
             self.team.warn = self.progress.warn

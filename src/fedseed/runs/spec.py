@@ -150,11 +150,6 @@ class RunSpec:
         return frozenset() if self.attack is None else frozenset(self.attackers)
 
     @property
-    def apart(self) -> bool:
-        """Returns whether what each client sends must stand apart."""
-        return bool(self.byzantine) or not self.joint or (self.aggregation is not None and self.aggregation.compares)
-
-    @property
     def private(self) -> bool:
         """Returns whether all that is told and depends on clients' data is what the method makes private."""
         return self.secure_sums is not None or mechanism_of(self.method) is not None

@@ -7,7 +7,6 @@ of a method whose steps are whole weights has its newest ones loaded onto the ba
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,7 +96,7 @@ def open_tuned(
 
     Args:
         source: where it comes from.
-        base: where the base is: a name, its folder, or a folder with several; None: where the run had it.
+        base: where the base is: a name, or its folder; None: where the run had it.
         upto: number of the last step to apply; None: all.
         device: where the model is to lie.
         progress: told of each step of a replay.
@@ -193,19 +192,18 @@ def base_of(header: Header, path: Path, base: str | None = None, device: str = "
     Args:
         header: the orbit's.
         path: the orbit's file: a base of a relative path is looked for from there, too.
-        base: where the base is: a name, its folder, or a folder with several; None: where the run had it.
+        base: where the base is: a name, or its folder; None: where the run had it.
         device: where the model is to lie.
 
     Raises:
         RecipeError: it is not found.
     """
     from fedseed.models.heads import Head
-    from fedseed.models.loading import PACKAGED, find_base, load_model
-    from fedseed.orbit.replay import digest_of_base
+    from fedseed.models.loading import PACKAGED, load_model
 
     head = Head(header.classes, header.seed) if header.classes else None
     if base is not None:
-        return find_base(base, header.dtype, header.base_digest, partial(digest_of_base, header), head, device)
+        return load_model(base, header.dtype, head=head, device=device)
     # as the recipe gave it, where it was then, or as the recipe gave it from where the file is
     place, given = header.base, Path(header.base).expanduser()
     if place and place not in PACKAGED:

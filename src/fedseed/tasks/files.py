@@ -82,10 +82,9 @@ def _short(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
-        text = type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "..."
+        return shown(repr(value), 60)
+    except (RecursionError, ValueError):  # nested too deeply, or a number with too many digits
+        return type(value).__name__
 
 
 def data_folder(path: str, hint: str) -> Path:
@@ -168,7 +167,7 @@ def parse_json(text: str) -> Any:
     return found
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Record]:
     """Returns the rows of a table, without empty lines.
 
     A `.jsonl` file has an object a line, a `.json` file a list of objects (or an object a line); any other is read
@@ -176,12 +175,14 @@ def read_records(path: Path) -> list[Record]:
 
     Args:
         path: a UTF-8 file.
+        columns: the names of a csv file's columns, where it has no header; None: another file.
 
     Raises:
         RecipeError: the file is missing or unreadable, or a row is malformed; names the line.
     """
     records = []
-    for row in _json(path) if path.suffix in (".json", ".jsonl") else _table(path, csv.QUOTE_NONE):
+    table = _table(path, csv.QUOTE_NONE) if columns is None else _table(path, csv.QUOTE_MINIMAL, columns)
+    for row in _json(path) if path.suffix in (".json", ".jsonl") else table:
         if isinstance(row, RecipeError):
             raise row
         records.append(row)
@@ -238,13 +239,14 @@ def _line(where: str, line: str) -> Any:
         return RecipeError(f"{where}: not valid JSON: {reason}; each line must be one JSON object")
 
 
-def _table(path: Path, quoting: Literal[0, 3]) -> Iterator[Record | RecipeError]:
-    """Yields the rows of a file with a header; tabs separate fields, or in a .csv what its header has most of."""
+def _table(
+    path: Path, quoting: Literal[0, 3], columns: Sequence[str] | None = None
+) -> Iterator[Record | RecipeError]:  # fmt: skip
+    """Yields a file's rows; tabs separate fields, or in a .csv what its header has most of (commas if it has none)."""
     text = read_text(path)
-    header = text.lstrip("\n").partition("\n")[0]
+    header = text.lstrip("\n").partition("\n")[0] if columns is None else ""
     between = max((",", ";", "\t"), key=header.count) if path.suffix == ".csv" else "\t"
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True, quoting=quoting)
-    columns: list[str] | None = None
     begin = 0
     try:
         for fields in reader:
@@ -260,7 +262,7 @@ def _table(path: Path, quoting: Literal[0, 3]) -> Iterator[Record | RecipeError]
                 yield Record(where, dict(zip(columns, fields, strict=True)))
             else:
                 names = shown(", ".join(columns[:30])) + (", ..." if len(columns) > 30 else "")
-                yield RecipeError(f"{where}: {len(fields)} columns, the header has {len(columns)}: {names}")
+                yield RecipeError(f"{where}: {len(fields)} columns, where {len(columns)} are expected: {names}")
     except csv.Error as error:  # nobody knows where the next row begins
         raise RecipeError(f"{path} line {begin + 1}: not valid CSV: {error}") from error
     if columns is None:

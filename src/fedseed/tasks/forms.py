@@ -17,16 +17,7 @@ SHOWN = 5  # bad lines and repeated examples that are named
 LONGEST = 1 << 22  # characters of a text: tokens of a longer one take gigabytes
 
 
-@dataclass(frozen=True)
-class ToLabel:
-    """A text and its label, until all labels are known."""
-
-    where: str
-    text: str
-    label: str
-
-
-Made = Example | Choice | ToLabel
+Made = Example | Choice
 
 
 @dataclass(frozen=True)
@@ -94,56 +85,33 @@ def _options(row: Record, style: Style) -> Choice:
         raise RecipeError(f"{row.where}: {error}") from error
 
 
-def _label(row: Record, style: Style) -> ToLabel:
-    label = str(row.field("label", (str, int, bool)))
+def _label(row: Record, style: Style) -> Choice:
+    """Returns a text to label; its label is the only option until all labels are known (`with_all_labels`)."""
+    label, text = str(row.field("label", (str, int, bool))), row.field("text", str)
     if style.labels and label not in style.labels:
         raise RecipeError(f'{row.where}: "label" = {label!r}: task.labels has {", ".join(style.labels)}')
-    return ToLabel(row.where, row.field("text", str), label)
+    return Choice(f"{text}\nLabel:", (f" {label}",), 0, text=text)
 
 
 # nothing is given: all of it is learnt
 TEXT = Form("text", ("text",), lambda row, style: Example("", row.field("text", str)))
+LABELLED = Form("text, label", ("text", "label"), _label)
 FORMS = (
     Form("prompt, options, gold", ("options", "prompt", "gold"), _options),
     Form("prompt, completion", ("prompt", "completion|response"), _completion),
     Form("instruction, input, output", ("instruction", "output|response"), _instruction),
     Form("messages", ("messages",), lambda row, style: read_chat(row, style.chat)),
     Form("conversations", ("conversations",), lambda row, style: read_chat(row, style.chat)),
-    Form("text, label", ("text", "label"), _label),
+    LABELLED,
     TEXT,
 )
-
-
-def finisher(made: Sequence[Any], wanted: Sequence[str]) -> Callable[[Any], Example | Choice]:
-    """What makes choices of texts to label, now that all labels are known; other examples stay as they are.
-
-    Args:
-        made: all examples.
-        wanted: the labels that the recipe names; none: those that are seen.
-
-    Raises:
-        RecipeError: there are fewer than two labels.
-    """
-    texts = [one for one in made if isinstance(one, ToLabel)]
-    labels = list(wanted) or sorted({text.label for text in texts})
-    if texts and len(labels) < 2:
-        raise RecipeError(f"{texts[0].where}: all labels are {labels[0]!r}; there must be two at least to choose among")
-    number = {label: i for i, label in enumerate(labels)}
-    options = tuple(f" {label}" for label in labels)
-
-    def finish(one: Made) -> Example | Choice:
-        if not isinstance(one, ToLabel):
-            return one
-        return Choice(f"{one.text}\nLabel:", options, number[one.label], text=one.text)
-
-    return finish
 
 
 @dataclass(frozen=True)
 class SourceLine:
     """An example of a file, with its fields for a partitioner."""
 
-    made: Made
+    made: Any
     row: Record
 
 
@@ -172,7 +140,7 @@ class Reader:
                     raise row
                 row = self._renamed(row)
                 for name, value in row.values.items():
-                    size = len(value if isinstance(value, str) else str(value)) if isinstance(value, str | list) else 0
+                    size = len(str(value)) if isinstance(value, str | list) else 0
                     if size > LONGEST:
                         raise RecipeError(
                             f'{row.where}: "{name}" has {size:,} characters, where {LONGEST:,} are read; split it'
@@ -247,11 +215,28 @@ def repeated(training: Sequence[SourceLine], held_out: Sequence[SourceLine], wha
 
 
 def _content(made: Made) -> tuple[str, ...]:
-    match made:
-        case ToLabel():
-            parts: tuple[str, ...] = (made.text,)
-        case Choice():
-            parts = (made.prompt, *made.options)
-        case _:
-            parts = (made.prompt, made.response)
+    parts = (made.prompt, *made.options) if isinstance(made, Choice) else (made.prompt, made.response)
     return tuple(" ".join(part.split()) for part in parts)
+
+
+def with_all_labels(parts: Sequence[Sequence[SourceLine]], wanted: Sequence[str]) -> list[list[SourceLine]]:
+    """Returns texts to label with all labels as options.
+
+    Args:
+        parts: all lines, each with its own label as the only option.
+        wanted: the labels that the recipe names; none: those that are seen, sorted.
+
+    Raises:
+        RecipeError: there are fewer than two labels.
+    """
+    lines = [line for part in parts for line in part]
+    labels = [f" {label}" for label in wanted] or sorted({line.made.options[0] for line in lines})
+    if len(labels) < 2 and lines:
+        only = f"all labels are {labels[0].strip()!r}; there must be two at least to choose among"
+        raise RecipeError(f"{lines[0].row.where}: {only}")
+
+    def finished(line: SourceLine) -> SourceLine:
+        gold = labels.index(line.made.options[0])
+        return replace(line, made=replace(line.made, options=tuple(labels), gold=gold))
+
+    return [[finished(line) for line in part] for part in parts]

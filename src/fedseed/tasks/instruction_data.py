@@ -61,7 +61,7 @@ class InstructionData(DealtTask):
 
     @abstractmethod
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        """Returns the examples, those of a test part (None: there is none, `held_out` applies), and notes.
+        """Returns the rows, those of a test part (None: there is none, `held_out` applies), and notes.
 
         Raises:
             RecipeError: the data can't be had or is malformed.
@@ -69,6 +69,10 @@ class InstructionData(DealtTask):
 
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         rows, test, notes = self.read()
+        read = len(rows) + len(test or ())
+        rows, test = _answered(rows), None if test is None else _answered(test)
+        left_out = read - len(rows) - len(test or ())
+        notes.append(f"{left_out:,} of {read:,} examples left out (no response)")
         order = permutation(self.seed, Domain.PARTITION, len(rows), HELD_OUT).tolist()
         if test is None:
             count = share_of(self.held_out, len(rows))
@@ -100,6 +104,7 @@ class InstructionData(DealtTask):
             RecipeError: they can't be found or read.
         """
         place = Path(self.path).expanduser()
+        place = place.parent if split == "test" and place.is_file() else place
         file = next((file for file in (place, *(place / name for name in names)) if file.is_file()), None)
         if file is not None:
             return read_records(file)
@@ -132,22 +137,21 @@ class DollyTask(InstructionData):
     prompt: Literal["alpaca", "paper"] = "alpaca"
 
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        read = []
-        for row in self.rows(["databricks-dolly-15k.jsonl"]):
-            text = alpaca_prompt(row.field("instruction", str), row.field("context", str), self.prompt == "paper")
-            read.append(Labelled(Example(text, row.field("response", str)), row.field("category", str)))
-        rows, note = _answered(read)
+        rows = [self._example(row) for row in self.rows(["databricks-dolly-15k.jsonl"])]
         if self.test_category == "none":
-            return rows, None, [note]
-        categories = sorted({row.label for row in rows})
-        last = categories[-1] if categories else ""
-        held_out = last if self.test_category == "last" else self.test_category
+            return rows, None, []
+        categories = sorted({row.label for row in _answered(rows)})
+        held_out = max(categories, default="") if self.test_category == "last" else self.test_category
         if held_out not in categories:
             raise RecipeError(
                 f'task.test_category = "{self.test_category}": the data has {", ".join(categories)}; or "last", "none"'
             )
         rest = [row for row in rows if row.label != held_out]
-        return rest, [row for row in rows if row.label == held_out], [note, f"no client holds category {held_out}"]
+        return rest, [row for row in rows if row.label == held_out], [f"no client holds category {held_out}"]
+
+    def _example(self, row: Record) -> Labelled:
+        text = alpaca_prompt(row.field("instruction", str), row.field("context", str), self.prompt == "paper")
+        return Labelled(Example(text, row.field("response", str)), row.field("category", str))
 
 
 class AlpacaTask(InstructionData):
@@ -164,8 +168,7 @@ class AlpacaTask(InstructionData):
     validation: Share = 0.01
 
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        rows, note = _answered([Labelled(_alpaca_example(row)) for row in self.rows(["alpaca_data.json"])])
-        return rows, None, [note]
+        return [Labelled(_alpaca_example(row)) for row in self.rows(["alpaca_data.json"])], None, []
 
 
 class CodeAlpacaTask(InstructionData):
@@ -183,8 +186,8 @@ class CodeAlpacaTask(InstructionData):
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
         read = self.rows(["rosetta_alpaca.json", "code_alpaca_20k.json"])
         kept = [row for row in read if row.values.get("input") != LEFT_OUT]
-        rows, note = _answered([Labelled(_alpaca_example(row, "\u00a0"), self._language(row)) for row in kept])
-        return rows, None, [f"{len(read) - len(kept):,} of {len(read):,} examples left out ({LEFT_OUT})", note]
+        rows = [Labelled(_alpaca_example(row, "\u00a0"), self._language(row)) for row in kept]
+        return rows, None, [f"{len(read) - len(kept):,} of {len(read):,} examples left out ({LEFT_OUT})"]
 
     def _language(self, row: Record) -> str:
         language = row.values.get("input")
@@ -199,10 +202,7 @@ class CodeAlpacaTask(InstructionData):
 
 
 class GSM8KTask(InstructionData):
-    """Settings of the "gsm8k" task: those of `InstructionData`.
-
-    If `path` is a single file, the test part is test.jsonl beside it; without one, `held_out` applies.
-    """
+    """Settings of the "gsm8k" task: those of `InstructionData`. If `path` is a file, test.jsonl lies beside it."""
 
     name: Literal["gsm8k"] = "gsm8k"
     about: ClassVar[str] = "GSM8K (grade school mathematics), dealt to three clients at random"
@@ -213,15 +213,10 @@ class GSM8KTask(InstructionData):
     scores: ClassVar[tuple[str, ...]] = ("rouge_l", "final_number")
 
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        place = Path(self.path).expanduser()
-        beside = place.with_name("test.jsonl")
-        test = None
-        if not place.is_file():
-            test = self.rows(["test.jsonl"], "test", "main")
-        elif beside.is_file() and beside != place:
-            test = read_records(beside)
-        train = [self._example(row) for row in self.rows(["train.jsonl"], "train", "main")]
-        return train, None if test is None else [self._example(row) for row in test], []
+        train, test = (
+            [self._example(row) for row in self.rows([f"{part}.jsonl"], part, "main")] for part in ("train", "test")
+        )
+        return train, test, []
 
     def _example(self, row: Record) -> Labelled:
         answer = row.field("answer", str)
@@ -236,7 +231,6 @@ def _alpaca_example(row: Record, unwanted: str = "") -> Example:
     return Example(alpaca_prompt(instruction, row.field("input", str) if "input" in row.values else ""), output)
 
 
-def _answered(rows: Sequence[Labelled]) -> tuple[list[Labelled], str]:
-    """Returns the rows that have a response, and a line about them."""
-    kept = [row for row in rows if row.example.response.strip()]
-    return kept, f"{len(rows) - len(kept):,} of {len(rows):,} examples left out (no response)"
+def _answered(rows: Sequence[Labelled]) -> list[Labelled]:
+    """Returns the rows that have a response."""
+    return [row for row in rows if row.example.response.strip()]

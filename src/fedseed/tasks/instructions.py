@@ -10,7 +10,7 @@ from fedseed.randomness import Domain, permutation
 from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
-from fedseed.tasks.families import GROUPS, Family, Instance, families, split
+from fedseed.tasks.families import GROUPS, Family, Instance, families, instances, split
 from fedseed.tasks.partition import IID, Dirichlet, Quantity
 from fedseed.tasks.prompts import question_prompt, short_prompt
 
@@ -65,27 +65,24 @@ class InstructionsTask(Task):
         dealt = [train[i] for i in permutation(self.seed, Domain.PARTITION, len(train))[:wanted]]
         try:
             splits = [split(f, self.seed, self.examples, self.validation, self.evaluation) for f in dealt]
-            unseen = [split(f, self.seed, 0, 0, self.unseen) for f in families("heldout")] if self.unseen else []
+            unseen = [instances(f, self.unseen, self.seed) for f in families("heldout")]
         except ValueError as error:
             raise RecipeError(f"task: {error}") from error
-        labels = [family.name for family, s in zip(dealt, splits, strict=True) for _ in s.train]
-        examples = self._examples(s.train for s in splits)
+        training, validating, testing = (self._examples(parts) for parts in zip(*splits, strict=True))
+        labels = [family.name for family in dealt for _ in range(self.examples)]
         if self.partition is None:
-            owners = [number // self.families_per_client for number, s in enumerate(splits) for _ in s.train]
-            dealt_out = [[j for j, owner in enumerate(owners) if owner == i] for i in range(self.clients)]
+            each = self.families_per_client * self.examples
+            dealt_out = [list(range(i * each, (i + 1) * each)) for i in range(self.clients)]
         else:
             dealt_out = self.partition.deal(labels, self.clients, self.seed)
         clients = [
-            ClientData(name, [examples[j] for j in mine], [labels[j] for j in mine])
+            ClientData(name, [training[j] for j in mine], [labels[j] for j in mine])
             for name, mine in zip(self.client_names(), dealt_out, strict=True)
         ]
-        validation = self._examples(s.validation for s in splits)
         if self.evaluate_on == "validation":
-            return TaskData(clients, {"": validation}, validation)
-        evaluation = {"": self._examples(s.test for s in splits)}
-        if unseen:
-            evaluation["unseen_"] = self._examples(s.test for s in unseen)
-        return TaskData(clients, evaluation, validation)
+            return TaskData(clients, {"": validating}, validating)
+        evaluation = {"": testing} | ({"unseen_": self._examples(unseen)} if self.unseen else {})
+        return TaskData(clients, evaluation, validating)
 
     def _examples(self, parts: Iterable[Sequence[Instance]]) -> list[Example]:
         """Returns instances as prompts and responses."""

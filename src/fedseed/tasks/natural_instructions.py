@@ -28,7 +28,8 @@ HINT = (
     "give the folder of Natural Instructions v2.8 (github.com/allenai/natural-instructions, tag v2.8), "
     "which holds splits/default and tasks"
 )
-Fraction = Annotated[float, Field(gt=0, le=1)]
+FEWEST = 20  # instances of a train task, of those short enough; tasks with fewer are left out
+TEST_FRACTION, TEST_INSTANCES = 0.02, 20  # of a test task: so much is evaluated on, and so many at least
 WHICH_TASKS = (1 << 32) - 1  # separates the draw of clients from those of instances
 
 
@@ -39,10 +40,7 @@ class NaturalInstructionsTask(Task):
         path: the folder with the original files.
         clients: train tasks that become clients, drawn at random; None: all of them (738 in the papers).
         max_input_chars: instances whose input has so many characters or more are left out, as in the published code.
-        min_instances: train tasks with fewer instances, of those short enough, are left out.
         fraction: of a train task's instances, how much its client gets (at least one).
-        test_fraction: of a test task's instances, how much is evaluated on.
-        test_instances: instances of a test task that are evaluated on at least, as far as it has them.
         validation: share of each client's examples that it does not get, to choose settings on (one at least, unless it
             is 0, as in the papers).
         evaluate_on: "test", or "validation" while choosing settings.
@@ -55,18 +53,15 @@ class NaturalInstructionsTask(Task):
     path: str
     clients: PositiveInt | None = None
     max_input_chars: PositiveInt = 1024
-    min_instances: PositiveInt = 20
-    fraction: Fraction = 0.2
-    test_fraction: Fraction = 0.02
-    test_instances: PositiveInt = 20
+    fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     validation: Share = 0.0
     evaluate_on: Literal["test", "validation"] = "test"
     seed: Seed = 0
 
     def load(self) -> TaskData:
         folder = data_folder(self.path, HINT)
-        train, about_train = self._split(folder, "train", self.min_instances, self.fraction, 1)
-        test, about_test = self._split(folder, "test", 1, self.test_fraction, self.test_instances)
+        train, about_train = self._split(folder, "train", FEWEST, self.fraction, 1)
+        test, about_test = self._split(folder, "test", 1, TEST_FRACTION, TEST_INSTANCES)
         if not train or not test:
             raise RecipeError(f'task.path = "{self.path}": nothing is left of the data ({about_train}; {about_test})')
         notes = [about_train, about_test]

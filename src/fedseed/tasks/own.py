@@ -18,7 +18,7 @@ from fedseed.tasks.base import Task
 from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, OwnData, TaskData, who_holds
 from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, picked, share_of
 from fedseed.tasks.files import ENDINGS, Record, each_row, hub_rows, is_hub_name, is_saved, read_text
-from fedseed.tasks.forms import TEXT, Reader, SourceLine, Style, Template, ToLabel, finisher, repeated
+from fedseed.tasks.forms import LABELLED, TEXT, Reader, SourceLine, Style, Template, repeated, with_all_labels
 from fedseed.tasks.partition import IID, AnyPartition, ByField
 
 DEFAULT_CLIENTS = 5
@@ -219,12 +219,12 @@ class FilesTask(Task):
         elif self.evaluation_split and with_evaluation_file:
             test = reader.read(self._rows(Path(self.path).expanduser(), self.evaluation_split))
         reader.check(self.on_bad_line)
-        every = [line.made for part in (*lines, test) for line in part]
-        if partly and self.labels is None and any(isinstance(made, ToLabel) for made in every):
-            raise RecipeError(
-                "task.labels: not set; name all labels, because no client opens the others' files to find them"
-            )
-        finish = finisher(every, self.labels or ())
+        if reader.form is LABELLED:
+            if partly and self.labels is None:
+                raise RecipeError(
+                    "task.labels: not set; name all labels, because no client opens the others' files to find them"
+                )
+            *lines, test = with_all_labels([*lines, test], self.labels or ())
         share = 0.0 if self.evaluation_file or self.evaluation_split else self.evaluation
         validation: list[SourceLine] = []
         rest: list[SourceLine] = []
@@ -240,9 +240,8 @@ class FilesTask(Task):
             rest += mine
             test += picked(part, order[:held])
             validation += picked(part, order[held:end])
-            examples = [finish(line.made) for line in mine]
-            clients += [ClientData(party.name, examples)] if party.name else self._deal(mine, examples)
-        kept, tested = ([finish(line.made) for line in part] for part in (validation, test))
+            clients += [ClientData(party.name, [x.made for x in mine])] if party.name else self._deal(mine)
+        kept, tested = ([line.made for line in part] for part in (validation, test))
         sizes = [len(client.examples) for client in clients]
         held_out = f", {len(kept):,} validation and {len(tested):,} held-out"
         form = reader.form.fields if reader.form else ""
@@ -286,7 +285,7 @@ class FilesTask(Task):
             )
         return data
 
-    def _deal(self, lines: Sequence[SourceLine], examples: Sequence[Any]) -> list[ClientData]:
+    def _deal(self, lines: Sequence[SourceLine]) -> list[ClientData]:
         partition = self.partition or IID()
         field = partition.field if isinstance(partition, ByField) else self.label_field
         if field is None and partition.kind == "dirichlet" and isinstance(lines[0].made, Example):
@@ -297,11 +296,9 @@ class FilesTask(Task):
         def label_of(line: SourceLine) -> str:
             if field is not None:
                 return str(line.row.field(field, (str, int, bool)))
-            if isinstance(line.made, Choice):
-                return line.made.options[line.made.gold].strip()
-            return line.made.label if isinstance(line.made, ToLabel) else ""
+            return line.made.options[line.made.gold].strip() if isinstance(line.made, Choice) else ""
 
-        rows = [Labelled(example, label_of(line)) for example, line in zip(examples, lines, strict=True)]
+        rows = [Labelled(line.made, label_of(line)) for line in lines]
         return deal_clients(rows, partition, self.clients, DEFAULT_CLIENTS, self.seed)
 
 

@@ -128,16 +128,14 @@ class ByField(_Partitioner):
 
     Args:
         field: the field's name in the data.
-        leave_out: values that no client gets.
     """
 
     kind: Literal["field"] = "field"
     field: str
-    leave_out: list[str] = []
 
     def deal(self, labels: Sequence[Hashable], clients: int | None, seed: int) -> Partition:
         """As elsewhere, in the order of the values; `clients`: None, or at most their number."""
-        values = sorted({str(label) for label in labels} - set(self.leave_out))
+        values = sorted({str(label) for label in labels})
         if clients is not None and clients > len(values):
             raise RecipeError(
                 f'task.clients = {clients}: task.partition.field = "{self.field}" has {len(values)} values '

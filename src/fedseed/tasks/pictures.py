@@ -27,8 +27,7 @@ SIDE = 32  # pixels of CIFAR's
 SHARE_SEED = 8  # of the images' order; fixed, so that the base's images are the same for everybody
 SIZE = 1797
 TEST = 400  # the first so many images of the order
-BASE_CLASSES = (0, 1, 2, 3, 4)  # what the base "digits" was pre-trained on
-BASE = 500  # the last so many images of the order belong to it: no client and no test has them
+BASE = 500  # the last so many images of the order were for pre-training the base "digits": nobody else has them
 
 
 class PictureTask(DealtTask):
@@ -173,11 +172,6 @@ def digit_pictures(classes: Sequence[int], start: int = 0, stop: int = -BASE) ->
     pixels: NDArray[np.uint8] = ((sixteenths.reshape(-1, 8, 8, 1) * 255 + 8) // 16).astype(np.uint8)
     order = permutation(SHARE_SEED, Domain.PARTITION, SIZE)[slice(start, stop)].tolist()
     return [Picture(pixels[i], classes.index(int(labels[i]))) for i in order if labels[i] in classes]
-
-
-def pictures_of_base() -> list[Picture]:
-    """The images that the base "digits" is pre-trained on: those of its classes in the part that is its own."""
-    return digit_pictures(BASE_CLASSES, -BASE, SIZE)
 
 
 class DigitsTask(PictureTask):

@@ -4,18 +4,18 @@ Methods that need no gradients are given minus the mean reward where others have
 """
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.registry import INCIDENTAL, Registry, load_module, one_line, resolve
+from fedseed.registry import Registry, load_module, one_line, resolve
 from fedseed.tasks import metrics
 from fedseed.tasks.data import Example
+from fedseed.text import shown
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,6 @@ class RewardSettings(BaseModel):
             "my_package.rewards:score": called with a prompt, the answer generated after it, and the example, it returns
             a number, the more the better. It is code, so whoever runs the recipe has to agree (`--trust-plugins`).
         max_new_tokens: of an answer. Answers are greedy: the likeliest token each time.
-        seconds: what the function may take for one answer; after that the run ends with an error.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -40,7 +39,6 @@ class RewardSettings(BaseModel):
     name: str | None = None
     function: str | None = None
     max_new_tokens: PositiveInt = 32
-    seconds: Annotated[PositiveFloat, INCIDENTAL] = 60.0
 
     def problem(self) -> str | None:
         """Returns what is wrong with the table, with key and value; None if nothing is."""
@@ -76,50 +74,25 @@ def placed(function: str, folder: Path | None) -> str:
 
 
 class Judge:
-    """A reward function, with a time limit and checks of what it returns.
+    """A reward function, with checks of what it returns.
 
     Args:
         function: the reward.
         about: what errors call it.
-        seconds: how long it may take for one answer.
     """
 
-    def __init__(self, function: Reward, about: str = "", seconds: float = 60.0) -> None:
+    def __init__(self, function: Reward, about: str = "") -> None:
         self.function = function
         self.about = about or str(getattr(function, "__qualname__", function))
-        self.seconds = seconds
         self._warned = False
 
     def __call__(self, examples: Sequence[Example], answers: Sequence[str]) -> list[float]:
         """Returns each answer's reward; NaN where it is not finite, which is logged once.
 
         Raises:
-            FedseedError: the function raised, returned no number, or took too long; names the example.
+            FedseedError: the function raised, or returned no number; names the example.
         """
-        found: list[float] = []
-        failed: list[Exception] = []
-        done = threading.Event()
-
-        def work() -> None:
-            try:
-                for example, answer in zip(examples, answers, strict=True):
-                    found.append(self._number(example, answer))
-            except Exception as error:
-                failed.append(error)
-            finally:
-                done.set()
-
-        # in a thread, as only that can be left where it hangs; a daemon, so that it does not outlive the process
-        threading.Thread(target=work, name="reward", daemon=True).start()
-        before = 0
-        while not done.wait(self.seconds):
-            at = len(found)
-            if at == before and not done.is_set():
-                raise self._error(f"has no answer after {self.seconds:g} s", examples[at], answers[at])
-            before = at
-        if failed:
-            raise failed[0]
-        return found
+        return [self._number(example, answer) for example, answer in zip(examples, answers, strict=True)]
 
     def _number(self, example: Example, answer: str) -> float:
         try:
@@ -129,8 +102,8 @@ class Judge:
         try:
             number = float("no") if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, OverflowError) as error:
-            kind = type(value).__name__
-            raise self._error(f"returned {_short(value)} ({kind}), not a number", example, answer) from error
+            what = f"returned {shown(repr(value), SHOWN)} ({type(value).__name__}), not a number"
+            raise self._error(what, example, answer) from error
         if isfinite(number):
             return number
         if not self._warned:
@@ -139,22 +112,18 @@ class Judge:
         return float("nan")
 
     def _error(self, what: str, example: Example, answer: str) -> FedseedError:
-        return FedseedError(f"reward {self.about} {what}; prompt {_short(example.prompt)}, answer {_short(answer)}")
+        prompt, said = (shown(repr(text), SHOWN) for text in (example.prompt, answer))
+        return FedseedError(f"reward {self.about} {what}; prompt {prompt}, answer {said}")
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
-
-
-def _by(metric: str) -> Reward:
+def _by(metric: str, about: str) -> Reward:
     """Returns the reward that is a metric of `fedseed.tasks.metrics`, of one answer, from 0 to 1."""
     score = metrics.SCORES[metric]
 
     def reward(prompt: str, answer: str, example: Example) -> float:
         return score([answer], [example.answers or (example.response,)]) / 100
 
-    reward.__doc__ = ABOUT[metric]
+    reward.__doc__ = about
     return reward
 
 
@@ -171,4 +140,5 @@ def _check(thing: Any) -> None:
         raise TypeError(f"{thing!r} is no function of (prompt, answer, example)")
 
 
-REGISTRY: Registry[Reward] = Registry("reward", "fedseed.rewards", [(name, _by(name)) for name in ABOUT], _check)
+OWN = [(name, _by(name, about)) for name, about in ABOUT.items()]
+REGISTRY: Registry[Reward] = Registry("reward", "fedseed.rewards", OWN, _check)

@@ -1,22 +1,20 @@
 """MeZO's text tasks from their original files: eleven for language models, six with a mask.
 
-Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", 2023. SST-2, eight tasks of SuperGLUE, SQuAD
-v1.1 and DROP: 1,000 examples for training and 500 for validation from the train file, 1,000 for testing from the dev
-file, since labels of the test file are not public. SST-2 has GLUE's tsv files, or jsonl with the same fields; a task of
-SuperGLUE (Wang et al., 2019) train.jsonl and val.jsonl, an object a line. Copies with numbers in place of the classes'
-names are read as well. SQuAD and DROP are trained by teacher forcing on the first answer; generated answers are scored
-by F1, best over all answers. A response ends with its line: MeZO trains on the line's end in place of an end-of-
-sequence token, and generates up to it.
+Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", 2023. SST-2, eight tasks of SuperGLUE (Wang et
+al., 2019), SQuAD v1.1 and DROP: 1,000 examples for training and 500 for validation from the train file, 1,000 for
+testing from the dev file, since labels of the test file are not public. SQuAD and DROP are trained by teacher forcing
+on the first answer; generated answers are scored by F1, best over all answers. A response ends with its line: MeZO
+trains on the line's end in place of an end-of-sequence token, and generates up to it.
 
 Its RoBERTa experiments take prompts and label words from LM-BFF (Gao, Fisch, Chen, "Making Pre-trained Language Models
 Better Few-shot Learners", 2021): k examples a class to train on and k to validate on, drawn by seed, and 1,000 to test
-on. Files: GLUE's and SNLI's tables; the Stanford Sentiment Treebank's trees (a tree a line, whose root has the class);
-TREC's label files (in Latin-1: "DESC:manner How did ..."); or csv files without a header, as LM-BFF's: class, text.
+on.
 
-Tasks that a prompt makes, with an answer among a few words, are rows of text_tasks.toml.
+Prompts, classes, words and file names are in text_tasks.toml. Files are GLUE's and SNLI's tables, jsonl or nested JSON;
+the Stanford Sentiment Treebank's trees (a tree a line, whose root has the class); TREC's label files (in Latin-1:
+"DESC:manner How did ..."); or csv files without a header, as LM-BFF's: class, text.
 """
 
-import csv
 import re
 import tomllib
 from abc import abstractmethod
@@ -38,20 +36,15 @@ TRAIN, TEST, DEAL = 0, 1, 1000  # separate the draws from the files, and the par
 NO_LABEL = "-"  # of a row whose annotators did not agree
 Files = Mapping[str, Sequence[str]]
 T = TypeVar("T", bound="DrawnTask")
-Made = Iterator[Choice | Example]
 
-# how a prompt writes a field, "{name:form}"
-FORMS: dict[str, Callable[[str], str]] = {
+# how a prompt writes a field, "{name:form}": a function, or a text for each that the field may have
+FORMS: dict[str, Callable[[str], str] | dict[str, str]] = {
     "": str,
     "strip": str.strip,
     "question": lambda text: (asked := text.rstrip().removesuffix("?"))[:1].upper() + asked[1:],
-    "first": str.strip,
-    "second": str.strip,
-}
-# two sentences that are to read as one
-SMOOTH: dict[str, Callable[[str], str]] = {
-    "first": lambda text: re.sub(r"[.!?,;:]$", "", text.strip()),
-    "second": lambda text: text.strip()[:1].lower() + text.strip()[1:],
+    "clause": lambda text: text.rstrip().removesuffix("."),
+    "after": lambda text: text if text.split(" ")[0] == "I" else text[:1].lower() + text[1:],
+    "link": {"cause": "because", "effect": "so"},
 }
 
 
@@ -70,7 +63,8 @@ class DrawnTask(DealtTask):
     train_files: ClassVar[Sequence[str]]  # the first one that is there counts
     test_files: ClassVar[Files]  # the same for test examples, by prefix of the metrics' names
     test_is: ClassVar[str] = "dev"  # what the test examples' file is called; official test files often have no labels
-    prompt: ClassVar[str] = ""  # of tasks that text_tasks.toml has, as are these
+    rows: ClassVar[str] = ""  # where in an object of a file its rows lie (`_rows_in`)
+    prompt: ClassVar[str] = ""
     classes: ClassVar[Sequence[str]] = ()  # as the files have them
     label: ClassVar[str] = "label"  # the field with the class
     left_out: ClassVar[str] = ""  # why a row may become no example
@@ -126,12 +120,33 @@ class DrawnTask(DealtTask):
         path = next((folder / name for name in names if (folder / name).is_file()), None)
         if path is None:
             raise RecipeError(f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}')
-        read = READERS.get(self.name) or READERS.get(path.suffix, read_records)
-        made = [list(self.examples_of(row)) for row in read(path)]
+        read, inside = READERS.get(path.suffix, read_records), list(filter(None, self.rows.split(".")))
+        made = [list(self.examples_of(row)) for whole in read(path) for row in _rows_in(whole, inside)]
         found, missed = [one for examples in made for one in examples], made.count([])
         if not found:
             raise RecipeError(f"{path}: it has no row that can be used" if missed else f"{path}: it has no row")
         return found, missed
+
+
+def _rows_in(whole: Record, place: Sequence[str]) -> Iterator[Record]:
+    """Yields the objects that lie in another, each with the fields of those that it lies in.
+
+    Args:
+        whole: the outermost one.
+        place: the names of fields, from outside to inside, each an object or a list of them; "*" stands for all fields
+            of an object of objects, whose name they have as "key".
+    """
+    if not place:
+        yield whole
+        return
+    name, *rest = place
+    if name == "*":
+        found = [Record(one.where, {"key": key, **one.values}) for key in whole.values for one in [whole.record(key)]]
+    else:
+        more = [whole.record(name)] if isinstance(whole.values.get(name), dict) else whole.records(name)
+        found = [Record(one.where, {**whole.values, **one.values}) for one in more]
+    for one in found:
+        yield from _rows_in(one, rest)
 
 
 def _class_of(row: Record, classes: Sequence[str], field: str = "label") -> int:
@@ -141,7 +156,7 @@ def _class_of(row: Record, classes: Sequence[str], field: str = "label") -> int:
     where these are names.
     """
     value = row.field(field, (str, int, bool) if "true" in classes else (str, int))
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value).lower() if isinstance(value, bool) else str(value).strip()
     if text in classes:
         return classes.index(text)
     if text.isdecimal() and int(text) < len(classes):
@@ -150,7 +165,7 @@ def _class_of(row: Record, classes: Sequence[str], field: str = "label") -> int:
     raise RecipeError(f'{row.where}: "{field}" = {value!r}: {", ".join(names[:-1])} or {names[-1]} is expected')
 
 
-def _filled(prompt: str, row: Record, forms: Mapping[str, Callable[[str], str]] = FORMS) -> str:
+def _filled(prompt: str, row: Record) -> str:
     """Returns a prompt with a row's fields in it: "{name}", "{object.name}" or "{name:form}"."""
 
     def found(match: re.Match[str]) -> str:
@@ -158,7 +173,12 @@ def _filled(prompt: str, row: Record, forms: Mapping[str, Callable[[str], str]] 
         inside = row
         for item in objects:
             inside = inside.record(item)
-        return forms[match[2] or ""](inside.field(name, str))
+        text, form = inside.field(name, str), FORMS[match[2] or ""]
+        if callable(form):
+            return form(text)
+        if text not in form:
+            raise RecipeError(f'{inside.where}: "{name}" = {text!r}: {" or ".join(form)} is expected')
+        return form[text]
 
     return re.sub(r"{([\w.]+)(?::(\w+))?}", found, prompt)
 
@@ -192,7 +212,8 @@ class MeZOTask(DrawnTask):
 
     train_files: ClassVar[Sequence[str]] = ("train.jsonl",)
     test_files: ClassVar[Files] = {"": ("val.jsonl", "validation.jsonl", "dev.jsonl")}
-    options: ClassVar[Sequence[str]] = ()  # what may be answered
+    options: ClassVar[Sequence[str]] = ()  # what may be answered; fields may stand in it, as in a prompt
+    teacher_forcing: ClassVar[bool] = False
     gold: ClassVar[Sequence[int]] = ()  # the right option by class, where their order is another one
     text: ClassVar[str] = ""  # what a classifier is given in place of the prompt
 
@@ -214,111 +235,66 @@ class MeZOTask(DrawnTask):
 
     def examples_of(self, row: Record) -> Iterator[Labelled]:
         """Partitions go by the right option; where every example has its own options, by its number."""
-        for made in EXAMPLES.get(self.name, _prompt)(row, self):
-            if not isinstance(made, Choice):
-                yield Labelled(made, str(row.values["by"]))
-            else:
-                yield Labelled(made, str(made.gold) if made.teacher_forcing else made.options[made.gold].strip())
+        prompt, options = _filled(self.prompt, row), tuple(_filled(option, row) for option in self.options)
+        number = _class_of(row, self.classes, self.label)
+        gold = self.gold[number] if self.gold else number
+        made = Choice(prompt, options, gold, (), self.teacher_forcing, _filled(self.text, row))
+        yield Labelled(made, str(gold) if self.teacher_forcing else options[gold].strip())
+
+
+class AnswerTask(MeZOTask):
+    """Settings of the tasks whose answers are generated: those of `MeZOTask`. Partitions go by what `by` names."""
+
+    answers: ClassVar[Sequence[str]]  # the fields with answers; those after the first may be left out
+    by: ClassVar[str]
+
+    def examples_of(self, row: Record) -> Iterator[Labelled]:
+        prompt, (first, *more) = _filled(self.prompt, row), self.answers
+        given = (first, *(name for name in more if name in row.values))
+        found = [text for name in given for text in _answers(row, name) if text]
+        if found:
+            made = Example(prompt, f" {found[0]}", tuple(dict.fromkeys(found)), stop="\n")
+            yield Labelled(made, row.field(self.by, str))
+
+
+def _answers(row: Record, name: str) -> Iterator[str]:
+    """Yields the answers of a field, an object or a list of them, as text; "" for one of DROP's that has none."""
+    for answer in row.records(name) if isinstance(row.values.get(name), list) else [row.record(name)]:
+        said, date = answer.values, answer.record("date").values if "date" in answer.values else {}
+        if "text" in said:
+            yield answer.field("text", str)
+        elif str(said.get("number", "")):
+            yield str(answer.field("number", (str, int, float)))
+        elif said.get("spans"):
+            yield ", ".join(map(str, answer.field("spans", list)))
+        else:
+            yield " ".join(str(date[part]) for part in ("day", "month", "year") if date.get(part))
+
+
+class EntityTask(MeZOTask):
+    """Settings of the "record" task: those of `MeZOTask`. Any entity that is an answer counts as right."""
+
+    def examples_of(self, row: Record) -> Iterator[Labelled]:
+        passage = row.record("passage")
+        text = passage.field("text", str)
+        entities = []
+        for entity in passage.records("entities"):
+            start, end = entity.field("start", int), entity.field("end", int)  # the end is the last character
+            if not 0 <= start <= end < len(text):
+                raise RecipeError(f"{entity.where}: {start} to {end} is no part of the text of {len(text)} characters")
+            entities.append(text[start : end + 1])
+        names = tuple(dict.fromkeys(entities))  # each once, in the order of the text
+        query = row.field("query", str)
+        answers = {answer.field("text", str) for answer in row.records("answers")}
+        right = tuple(i for i, name in enumerate(names) if name in answers)
+        if right:
+            options = tuple(" " + query.replace("@placeholder", name) for name in names)
+            prompt = text.replace("@highlight\n", "- ") + "\n-"
+            yield Labelled(Choice(prompt, options, right[0], right, teacher_forcing=True), str(right[0]))
 
 
 def _drawn(training: int, validation: int, rows: Sequence[Labelled]) -> str:
     return f"{training:,} training and {validation:,} validation examples of {len(rows):,} in the train file"
-
-
-def _prompt(row: Record, task: MeZOTask) -> Made:
-    number = _class_of(row, task.classes, task.label)
-    gold = task.gold[number] if task.gold else number
-    yield Choice(_filled(task.prompt, row), tuple(task.options), gold, text=_filled(task.text, row))
-
-
-def _multirc(row: Record, task: MeZOTask) -> Made:
-    passage = row.record("passage")
-    text = passage.field("text", str)
-    for question in passage.records("questions"):
-        for answer in question.records("answers"):
-            asked, found = question.field("question", str), answer.field("text", str)
-            claim = f'I found this answer "{found}". Is that correct? Yes or No?'
-            yield Choice(f"{text}\nQuestion: {asked}\n{claim}\n", tuple(task.options), _class_of(answer, task.classes))
-
-
-def _copa(row: Record, task: MeZOTask) -> Made:
-    """The premise, "so" or "because", and a choice. The space before a choice belongs to it."""
-    premise = row.field("premise", str).rstrip().removesuffix(".")
-    kind = row.field("question", str)
-    if kind not in ("cause", "effect"):
-        raise RecipeError(f'{row.where}: "question" = {kind!r}: cause or effect is expected')
-    choices = [row.field(name, str) for name in ("choice1", "choice2")]  # in small letters, unless it is "I ..."
-    options = tuple(f" {one if one.split(' ')[0] == 'I' else one[:1].lower() + one[1:]}" for one in choices)
-    word = "because" if kind == "cause" else "so"
-    yield Choice(f"{premise} {word}", options, _class_of(row, task.classes), teacher_forcing=True)
-
-
-def _record(row: Record, task: MeZOTask) -> Made:
-    passage = row.record("passage")
-    text = passage.field("text", str)
-    entities = []
-    for entity in passage.records("entities"):
-        start, end = entity.field("start", int), entity.field("end", int)  # the end is the last character
-        if not 0 <= start <= end < len(text):
-            raise RecipeError(f"{entity.where}: {start} to {end} is no part of the text of {len(text)} characters")
-        entities.append(text[start : end + 1])
-    names = tuple(dict.fromkeys(entities))  # each once, in the order of the text
-    prompt = text.replace("@highlight\n", "- ") + "\n-"
-    for question in row.records("qas"):
-        query = question.field("query", str)
-        answers = {answer.field("text", str) for answer in question.records("answers")}
-        right = tuple(i for i, name in enumerate(names) if name in answers)
-        if right:
-            options = tuple(" " + query.replace("@placeholder", name) for name in names)
-            yield Choice(prompt, options, right[0], right, teacher_forcing=True)
-
-
-def _squad(path: Path) -> Iterator[Record]:
-    for article in read_json(path).records("data"):
-        title = article.field("title", str)
-        for paragraph in article.records("paragraphs"):
-            context = paragraph.field("context", str)
-            for question in paragraph.records("qas"):
-                answers = [answer.field("text", str) for answer in question.records("answers")]
-                yield _asked(question, f"Title: {title}\nContext: {context}", answers, title)
-
-
-def _drop(path: Path) -> Iterator[Record]:
-    whole = read_json(path)
-    for key in whole.values:
-        entry = whole.record(key)
-        passage = entry.field("passage", str)
-        for question in entry.records("qa_pairs"):
-            more = question.records("validated_answers") if "validated_answers" in question.values else []
-            answers = [text for text in map(_answer, [question.record("answer"), *more]) if text]
-            yield _asked(question, f"Passage: {passage}", answers, key)
-
-
-def _asked(question: Record, about: str, answers: Sequence[str], by: str) -> Record:
-    prompt = f"{about}\nQuestion: {question.field('question', str).strip()}\nAnswer:"
-    return Record(question.where, {"prompt": prompt, "answers": answers, "by": by})
-
-
-def _answer(answer: Record) -> str:
-    """A DROP answer as text; "" if it has none."""
-    number = answer.field("number", (str, int, float)) if "number" in answer.values else ""
-    if str(number):
-        return str(number)
-    spans = answer.field("spans", list) if "spans" in answer.values else []
-    if spans:
-        return ", ".join(str(span) for span in spans)
-    date = answer.record("date").values if "date" in answer.values else {}
-    return " ".join(str(date[part]) for part in ("day", "month", "year") if date.get(part))
-
-
-def _answered(row: Record, task: MeZOTask) -> Made:
-    if answers := row.values["answers"]:
-        yield Example(row.values["prompt"], f" {answers[0]}", tuple(dict.fromkeys(answers)), stop="\n")
-
-
-EXAMPLES: Mapping[str, Callable[[Record, MeZOTask], Made]] = {
-    "multirc": _multirc, "copa": _copa, "record": _record, "squad": _answered, "drop": _answered
-}  # fmt: skip
 
 
 # -- six with a mask -------------------------------------------------------------------------------------------------
@@ -338,7 +314,7 @@ class ClozeTask(DrawnTask):
 
     def examples_of(self, row: Record) -> Iterator[Labelled]:
         if row.field(self.label, (str, int)) != NO_LABEL:
-            text = _filled(self.prompt, row, FORMS | SMOOTH if getattr(self, "smooth", False) else FORMS)
+            text = _filled(self.prompt, row)
             if text.count(MASK) != 1:
                 raise RecipeError(f"{row.where}: its text has {MASK} in it")
             gold = _class_of(row, self.classes, self.label)
@@ -367,30 +343,7 @@ class ClozeTask(DrawnTask):
         return *drawn, about
 
 
-class PairTask(ClozeTask):
-    """Settings of the tasks with two sentences: those of `ClozeTask`. Rows without a majority's label are left out.
-
-    Args:
-        smooth: take the first sentence without its last full stop (or other mark), and let the second begin with a
-            small letter, so that both read as one, as MeZO's release has them; otherwise they are left as they are.
-    """
-
-    smooth: bool = False
-
-
 # -- files -----------------------------------------------------------------------------------------------------------
-
-
-def _csv(path: Path) -> Iterator[Record]:
-    """Yields the rows of a csv file without a header: class, text."""
-    reader = csv.reader(read_text(path).splitlines(keepends=True))
-    for fields in reader:
-        where = f"{path} line {reader.line_num}"
-        if not fields:
-            continue
-        if len(fields) != 2:
-            raise RecipeError(f"{where}: {len(fields)} columns, class and text are expected")
-        yield Record(where, {"label": fields[0].strip(), "text": fields[1]})
 
 
 def _lines(text: str, path: Path) -> Iterator[tuple[str, str]]:
@@ -421,9 +374,11 @@ def _labelled(path: Path) -> Iterator[Record]:
         yield Record(where, {"label": coarse, "text": text})
 
 
-# by task, or a file's ending; rows have "by" for what partitions go by, where that is no class
-READERS: Mapping[str, Callable[[Path], Iterable[Record]]] = {
-    "squad": _squad, "drop": _drop, ".csv": _csv, ".txt": _trees, ".label": _labelled
-}  # fmt: skip
-CLOZE = _prompted("cloze", ClozeTask, pairs=PairTask)
-MEZO = _prompted("mezo", MeZOTask)
+READERS: Mapping[str, Callable[[Path], Iterable[Record]]] = {  # by a file's ending
+    ".json": lambda path: [read_json(path)],
+    ".csv": lambda path: read_records(path, ("label", "text")),
+    ".txt": _trees,
+    ".label": _labelled,
+}
+CLOZE = _prompted("cloze", ClozeTask)
+MEZO = _prompted("mezo", MeZOTask, answers=AnswerTask, entities=EntityTask)

@@ -256,9 +256,6 @@ class LocalClient:
             found: list[float] = self.objective.losses(self.space.model, items).tolist()
         return found
 
-    def _perturbed(self, basis: Basis, k: int, scale: float) -> AbstractContextManager[None]:
-        return self.space.perturbed(basis, k, scale, often=getattr(self.objective, "calls_often", False))
-
     def _terms(self, items: Sequence[Any]) -> int:
         return sum(map(self.objective.weight, items))
 
@@ -268,16 +265,14 @@ class LocalClient:
 
     def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
         """Returns the mean loss at w + scale * direction(k)."""
-        with self._perturbed(basis, k, scale):
-            loss = self.loss(items)
-        self.cost.losses.append(loss)
-        return loss
+        return self.population_losses(basis, (k,), scale, items)[0]
 
     def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
         """Returns the mean loss over each item's own terms at w + scale * direction(k); one forward pass."""
         if not items:
             return []
-        with self._perturbed(basis, k, scale) if scale else nullcontext():
+        often = getattr(self.objective, "calls_often", False)
+        with self.space.perturbed(basis, k, scale, often=often) if scale else nullcontext():
             losses = self._losses(items)
         return [loss / self.objective.weight(item) for loss, item in zip(losses, items, strict=True)]
 
@@ -362,29 +357,19 @@ class LocalClient:
         Raises:
             NonFiniteError: the loss is NaN or infinite, or the client has no examples.
         """
-        items = self.gradient_batch(batch)
-        try:
-            self.add_gradient(items, 1.0, micro_batch)
-        finally:
-            gradient = self.space.take_gradient()
-        return gradient, self._terms(items)
-
-    def gradient_batch(self, batch: int | None) -> list[Any]:
-        """Draws the examples that `gradient` looks at. Raises NonFiniteError if the client has no examples."""
         drawn = self.batches(1 if batch is None else batch)
-        return list(self.items) if batch is None else next(drawn)
-
-    def add_gradient(self, items: Sequence[Any], share: float, micro_batch: int) -> None:
-        """Adds `share` times the gradient to what is there, without a copy. Raises what `gradient` raises."""
+        items = list(self.items) if batch is None else next(drawn)
         put_back_buffers = self._buffers_as_they_are()
         try:
             with self._training():
-                loss = self._accumulate_gradient(items, micro_batches(items, micro_batch), share)
+                loss = self._accumulate_gradient(items, micro_batches(items, micro_batch), 1.0)
         finally:
+            gradient = self.space.take_gradient()
             put_back_buffers()
         if not isfinite(loss):
             raise NonFiniteError(f"loss is {loss}")
         self.cost.losses.append(loss)
+        return gradient, self._terms(items)
 
     def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
         """Trains in place with plain SGD; returns V^T (w_start - w_end), summed up gradient by gradient.

@@ -61,23 +61,16 @@ class _Rows(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls `func`, or looks rows up itself; torch calls this in place of `func`, with the mode off inside."""
-        kwargs = kwargs or {}
-        if func is functional.embedding and torch.is_grad_enabled():
-            return self._look_up(*args, **kwargs)
-        return func(*args, **kwargs)
+        if func is functional.embedding and torch.is_grad_enabled() and not kwargs:
+            return self._look_up(*args)
+        return func(*args, **(kwargs or {}))
 
     def _look_up(
-        self,
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-    ) -> torch.Tensor:
-        if id(weight) not in self._index or max_norm is not None or scale_grad_by_freq or input.numel() > FEW:
-            return functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        self, input: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+        norm_type: float = 2.0, *more: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        if id(weight) not in self._index or max_norm is not None or any(more) or input.numel() > FEW:
+            return functional.embedding(input, weight, padding_idx, max_norm, norm_type, *more)
         index, rows = self._index[id(weight)], input.reshape(-1)
 
         def arrived(out: torch.Tensor) -> None:

@@ -1,12 +1,10 @@
-"""Lets clients of one process compute together what each could compute alone: a simulation's short cuts."""
+"""Lets clients of one process share forward passes that each could make alone: a simulation's short cut."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from fedseed.aggregation.base import claims, shares
 from fedseed.errors import NonFiniteError
 from fedseed.randomness import Basis
 from fedseed.training.client import LocalClient, part_losses
@@ -26,10 +24,6 @@ class Seen:
 
     losses: Sequence[Sequence[float]]
     seconds: float
-
-
-class InAnothersMessage(Exception):  # noqa: N818 (no error: it says where the answer is)
-    """A client's part is in the message of another client."""
 
 
 class SharedLosses:
@@ -96,111 +90,19 @@ class SharedLosses:
         return seen
 
 
-class _Sharing(LocalClient):
-    """A client as a method sees it, which shares what it computes."""
-
-    def __init__(self, own: LocalClient) -> None:
-        super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number, own.memory, own.cost)
-        self.own = own
-
-
-class SharingLosses(_Sharing):
+class SharingLosses(LocalClient):
     """A client of `SharedLosses`, as a method sees it: its losses come from the shared pass."""
 
     def __init__(self, own: LocalClient, together: SharedLosses, index: int) -> None:
-        super().__init__(own)
+        super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number, own.memory, own.cost)
+        self.own = own
         self._together = together
         self._index = index
 
     def batches(self, size: int) -> Iterator[list[Any]]:
         yield self._together.draw(self._index, size)
 
-    def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
-        self.cost.losses += self._together.losses(self._index, basis, (k,), scale)
-        return self.cost.losses[-1]
-
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
         found = list(self._together.losses(self._index, basis, along, scale))
         self.cost.losses += found if scale else []
         return found
-
-
-class SharedGradients:
-    """Clients whose gradients are added up where backward puts them: the memory of one, however many they are.
-
-    The first that has a finite loss sends sum_i c_i g_i over all that have one; the others' parts are in its message.
-    Where the sum overflows though the losses are finite, each sends its own, so that the bad one is refused.
-
-    Args:
-        clients: the clients of one round.
-        weighting: what c_i is in proportion to.
-    """
-
-    def __init__(self, clients: Sequence[LocalClient], weighting: Literal["equal", "examples", "terms"]) -> None:
-        self.members = [SharingGradients(client, self) for client in clients]
-        self._clients = list(clients)
-        self._weighting = weighting
-        self._found: tuple[dict[int, str], bytes, int] | None = None
-        self._speaker: int | None = None
-        self._apart = False
-
-    def gradient(self, own: LocalClient, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
-        """Returns the sum of all clients' gradients; raises as `LocalClient.gradient` does, or InAnothersMessage."""
-        if self._found is None and not self._apart:
-            self._found = self._add_up(batch, micro_batch)
-        if self._found is None:
-            self._apart = True
-            return own.gradient(batch, micro_batch)
-        reasons, data, terms = self._found
-        if own.number in reasons:
-            raise NonFiniteError(reasons[own.number])
-        if self._speaker is None:
-            self._speaker = own.number
-            self._found = reasons, b"", terms  # the message alone holds it
-            return data, terms
-        raise InAnothersMessage
-
-    def _add_up(self, batch: int | None, micro_batch: int) -> tuple[dict[int, str], bytes, int] | None:
-        """Returns why clients have no part, by number, the sum and its terms; None: the sum is not finite."""
-        space = self._clients[0].space
-        reasons: dict[int, str] = {}
-        while True:
-            batches: dict[int, list[Any]] = {}
-            for client in self._clients:
-                with self._noting(client, reasons):
-                    if client.number not in reasons:
-                        batches[client.number] = client.gradient_batch(batch)
-            taking = [client for client in self._clients if client.number in batches]
-            terms = [sum(map(c.objective.weight, batches[c.number])) for c in taking]
-            weights = shares(claims(self._weighting, [len(c.items) for c in taking], terms)) if taking else []
-            for client, weight in zip(taking, weights, strict=True):
-                with self._noting(client, reasons):
-                    client.add_gradient(batches[client.number], weight, micro_batch)
-                if client.number in reasons:
-                    break
-            else:
-                finite = all(bool(p.grad.isfinite().all()) for p in space.parameters if p.grad is not None)
-                data = space.take_gradient()
-                return (reasons, data, sum(terms)) if finite else None
-            space.take_gradient()  # the sum has a bad gradient in it: begin again without it
-            for other in self._clients:
-                other.cost.losses.clear()
-
-    @contextmanager
-    def _noting(self, client: LocalClient, reasons: dict[int, str]) -> Iterator[None]:
-        """Notes why a client can't take part."""
-        try:
-            yield
-        except NonFiniteError as error:
-            reasons[client.number] = str(error)
-
-
-class SharingGradients(_Sharing):
-    """A client of `SharedGradients`, as a method sees it."""
-
-    def __init__(self, own: LocalClient, together: SharedGradients) -> None:
-        super().__init__(own)
-        self._together = together
-
-    def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
-        return self._together.gradient(self.own, batch, micro_batch)

@@ -152,7 +152,7 @@ class Attack:
 
     def attempt(self, method: Method, pictures: Sequence[Picture], example: int) -> Attempt:
         """Let a client that has these pictures alone answer the first plan, and attack its answer."""
-        worker = Worker(self.model, method, self.objective, self.seed, apart=True)
+        worker = Worker(self.model, method, self.objective, self.seed)
         payload, known, length = _message(worker, pictures)
         seen = observed(payload, known)
         layer, batch = last_layer(known.layout), len(pictures)

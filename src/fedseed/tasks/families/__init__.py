@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from random import Random
-from typing import Any
 
-from fedseed.tasks.families.language import draw, holds, names_in, read_data, write
+from fedseed.tasks.families.language import draw, names_in, read_data, write
 
 GROUPS: tuple[str, ...] = ("base", "train", "heldout")
 
@@ -58,15 +57,6 @@ class Family:
         return Instance(self.name, write(rng.choice(self.ask), values), shown, answer, content)
 
 
-@dataclass(frozen=True)
-class Split:
-    """Disjoint instances of one family."""
-
-    train: list[Instance]
-    validation: list[Instance]
-    test: list[Instance]
-
-
 @cache
 def _all() -> list[Family]:
     """Reads the families. A family may name a scene, which then says what is drawn and shown."""
@@ -107,35 +97,11 @@ def _sequence(chosen: Family, end: int, seed: int | str) -> tuple[Instance, ...]
     return tuple(found.values())
 
 
-def split(source: Family, seed: int | str, train: int, validation: int, test: int) -> Split:
+def split(source: Family, seed: int | str, train: int, validation: int, test: int) -> tuple[list[Instance], ...]:
     """Returns disjoint train, validation and test instances of a family.
 
     Test and validation come first in the sequence, so that asking for more training
     instances leaves the evaluation as it was.
     """
     drawn = instances(source, test + validation + train, seed)
-    return Split(drawn[test + validation :], drawn[test : test + validation], drawn[:test])
-
-
-def statements(seed: int | str, count: int) -> list[str]:
-    """Returns ``count`` short paragraphs of one to three plain sentences, from which a base learns words and facts.
-
-    They state what the families ask for, so that the answers of train and held-out families are known words and known
-    facts, though never met as instructions.
-    """
-    subjects = [subject for subject in read_data("statements.toml")["subjects"] for _ in range(subject.get("often", 1))]
-    rng = Random(f"fedseed-statements/{seed}")
-
-    def sentence(subject: dict[str, Any]) -> str:
-        values = draw(subject["draw"], rng)
-        more = [text for name, texts in subject.get("if", {}).items() if holds(name, values) for text in texts]
-        return write(rng.choice(subject["sentences"] + more), values)
-
-    paragraphs = []
-    for _ in range(count):
-        # One subject for all of its sentences, so that a fact often meets its relatives; or one for each.
-        mixed = rng.random() < 0.5
-        subject = None if mixed else rng.choice(subjects)
-        length = rng.randint(1, 3)
-        paragraphs.append(" ".join(sentence(subject or rng.choice(subjects)) for _ in range(length)))
-    return paragraphs
+    return drawn[test + validation :], drawn[test : test + validation], drawn[:test]

@@ -108,11 +108,6 @@ def draw(lines: Sequence[str], rng: Random) -> Values:
     return values
 
 
-def holds(condition: str, values: Values) -> bool:
-    """Returns whether an expression is true."""
-    return bool(_expression(condition)(KNOWN | values))
-
-
 def write(text: str, values: Values) -> str:
     """Returns a text with the values of its names."""
     return _template(text).render(KNOWN | values) if "{" in text else text
