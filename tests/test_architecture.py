@@ -156,12 +156,12 @@ LIGHT = [
         "methods": [""],
         "orbit": [""],
         "federation": ["messages", "coordinator", "network_coordinator", "control"],
-        "runs": ["folder", "loop", "network", "recipe", "parties", "site"],
+        "runs": ["folder", "loop", "network", "recipe", "parties"],
         "transport": ["memory", "nats", "keys"],
-        "cli": ["network", "pages", "app"],
+        "cli": ["network", "app"],
         "flower": ["server"],
         "tasks": ["instructions", "natural_instructions", "own"],
-        "reports": ["partition", "pages", "comparison", "live", "prometheus"],
+        "reports": ["partition", "pages", "comparison", "prometheus"],
     }.items()
     for name in [f"{room}.{one}".strip(".") for one in names]
 ]

@@ -1,11 +1,6 @@
-"""`fedseed report`, `watch` and what `compare` keeps, as a person types them."""
+"""`fedseed report`, as a person types it."""
 
 import json
-import re
-import signal
-import subprocess
-import sys
-import urllib.request
 
 import pytest
 
@@ -49,30 +44,9 @@ def test_a_page_of_several(runs, given):
 
 
 def test_what_is_wrong_is_said(runs, tmp_path):
-    done = fedseed("watch", runs, "--port", "0")
-    assert done.returncode == 1 and f"holds several runs: watch one of them, such as {runs / 'first'}" in done.stderr
     for words, code, text in (
         (["nowhere"], 1, "nowhere: no run is here, nor in the folders below"),
         ([runs / "first", "--out", "page.pdf"], 2, "--out page.pdf: the page is an .html file"),
     ):
         done = fedseed("report", *words, cwd=tmp_path)
         assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1
-
-
-@pytest.mark.long
-def test_a_run_is_watched_in_a_browser_until_ctrl_c(runs):
-    command = [
-        sys.executable,
-        "-c",
-        "from fedseed.cli import main; main()",
-        "watch",
-        str(runs / "first"),
-        "--port",
-        "0",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
-        address = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline()).group()
-        with urllib.request.urlopen(address) as answer:
-            assert digest(runs / "first") in Page(answer.read().decode()).text
-        process.send_signal(signal.SIGINT)
-        assert process.wait() == 0

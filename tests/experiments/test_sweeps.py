@@ -85,14 +85,30 @@ def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_one
     assert [r.task.partition is not None for r in tests] == [True] * 3 + [False] * 3
     assert all(line.point == (f"{RATE}=0.003",) and line.edge is None for line in lines)
     assert (tmp_path / "IID" / "FedAvg" / "method.training.learning_rate=0.003" / "seed-2" / "summary.json").exists()
-    sheets = sweeps.write_results(chosen, lines, tmp_path)
+    sheets, _ = sweeps.write_results(chosen, lines, tmp_path)
     assert sheets[0].title == "IID" and "0.870 ± 0.010" in sheets[0].rows[1]
-    for name in ("compare.txt", "compare.md", "compare.tex", "compare.json", "compare.html", "compare.png"):
+    for name in ("compare.txt", "compare.md", "compare.json", "compare.html", "compare.png"):
         assert (tmp_path / name).stat().st_size > 100
     assert "rate=0.003 (chosen)" in (tmp_path / "compare.md").read_text()
     # all is there: nothing is run again
     Sweeping(chosen, tmp_path, said.append).run()
     assert len(played.jobs) == 12 and said[-1].endswith("(there already)")
+
+
+def test_recipes_are_compared_as_a_sweep(monkeypatch, tmp_path):
+    played = Played(monkeypatch, lambda recipe: 1.0 if recipe.method.name == "fedavg" else 2.0)
+    made = sweeps.made_sweep(None, ["quickstart-fedavg", "quickstart-ferret"], TINY)
+    lines = Sweeping(made, tmp_path, str).run()
+    assert [job.folder.relative_to(tmp_path).parts for job, _ in played.jobs] == [
+        ("quickstart-fedavg", "seed-1"), ("quickstart-ferret", "seed-1")
+    ]  # fmt: skip
+    _, said = sweeps.write_results(made, lines, tmp_path)
+    assert said == ["quickstart-ferret keeps 75% of quickstart-fedavg's loss improvement with about as many bytes."]
+    assert said[0] in (tmp_path / "compare.md").read_text() and said[0] in (tmp_path / "compare.html").read_text()
+    with pytest.raises(RecipeError, match="compare: two runs have the same name"):
+        sweeps.made_sweep(None, ["a/one.toml", "b/one.toml"])
+    with pytest.raises(RecipeError, match="--seeds 1,2,3"):
+        sweeps.made_sweep(None, ["quickstart-fedavg"], ["seed = 3"])
 
 
 def test_a_point_without_a_finite_loss_is_not_chosen_and_failures_are_told(monkeypatch, tmp_path):
@@ -106,7 +122,7 @@ def test_a_point_without_a_finite_loss_is_not_chosen_and_failures_are_told(monke
     lines = Sweeping(sweep(seeds=[1, 2]), tmp_path, said.append).run()
     assert lines[0].point == (f"{RATE}=0.01",) and lines[0].edge == RATE
     assert lines[0].failed == {2: "it broke"} and any("failed: it broke" in text for text in said)
-    made = sweeps.write_results(sweep(seeds=[1, 2]), lines, tmp_path)
+    made, _ = sweeps.write_results(sweep(seeds=[1, 2]), lines, tmp_path)
     assert "(1 failed)" in made[0].rows[1][0] and "Chosen at a grid's end" in made[-1].note
 
 
@@ -116,13 +132,11 @@ def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
     ni = {"label": "a", "recipe": "published-fedkseed", "grid": {"method.learning_rate": [1e-7, 3e-7]}}
     for settings, text in (
         ({"run": [run, {**run, "label": "b", **grid}]}, r"method\.training\.rat = 1: unknown key"),
-        ({"run": [ni], "set": ["task.validation=0.0"]}, "task.validation = 0 keeps none"),
+        ({"run": [ni], "set": []}, "task.validation = 0 keeps none: set it, such as --set task.validation=0.1"),
         ({"run": [{**run, "grid": {"method.name": ["fedavg", "fed avg"]}}]}, "choose one of"),
     ):
         with pytest.raises(RecipeError, match=text):
             Sweeping(sweep(**settings), tmp_path, str)
-    said = []  # rates can be searched on Natural Instructions: the sweep keeps a validation set
-    assert Sweeping(sweep(run=[ni], set=[]), tmp_path, said.append).total == 3 and "task.validation = 0.1" in said[0]
     assert not played.jobs
     path = tmp_path / "s.toml"
     a = "[[run]]\nlabel='a'\nrecipe='b'\n"
@@ -230,28 +244,6 @@ def test_runs_that_measure_the_validation_loss_beside_are_chosen_from_and_not_ru
         assert line.tried == dict(zip(made.runs[0].points(), [1e-3, 3e-3], strict=True))
         assert line.folders[1] == played.jobs[0][0].folder
         played.jobs.clear()
-
-
-def own(tmp_path, lines=10, **task):
-    """A recipe on two clients' own files, with a grid."""
-    for name in ("anna", "bert"):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        rows = [{"prompt": f"say {i}:", "completion": f" {i}"} for i in range(lines)]
-        (tmp_path / "data" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = [f"{key}={json.dumps(value)}" for key, value in {"name": "files", **task}.items()]
-    settings = ["task={}", *(f"task.{text}" for text in settings), f"task.path={tmp_path / 'data'}"]
-    return Sweep.model_validate({"run": [GRID, {"label": "without", "recipe": "quickstart-ferret"}], "set": settings})
-
-
-def test_a_grid_on_own_data_keeps_examples_to_choose_on(monkeypatch, tmp_path):
-    played = Played(monkeypatch, rate)
-    said = []
-    sweeping = Sweeping(own(tmp_path), tmp_path / "out", said.append)
-    assert len(said) == 1 and said[0].startswith("task.validation = 0.1: a grid's point is chosen on examples that no")
-    sweeping.run()
-    assert len(played.jobs) == 4 and {recipe.task.validation for _, recipe in played.jobs} == {0.1}  # comparable
-    data = played.jobs[0][1].task.load()
-    assert len(data.evaluation[""]) == 2 and data.evaluation[""] == data.validation
 
 
 def test_a_sweep_begins_anew(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ from fedseed.errors import FedseedError
 from fedseed.reports.pages import comparison_page, run_page
 from fedseed.reports.results import RoundLine
 from fedseed.reports.tables import Sheet
-from fedseed.reports.view import RunView, Watched, view_folder
+from fedseed.reports.view import RunView, view_folder
 from support.page import Page
 from support.problem import Problem
 
@@ -44,11 +44,8 @@ def test_what_others_wrote_is_text():
     bad = "</pre><script>alert(1)</script>"
     line = RoundLine(1, clients=[bad], skipped=[{"client": bad, "reason": bad}], bytes_up=1.0, bytes_down=1.0)
     view = RunView(bad, [RoundLine(0, metrics={"loss": 2.0}), line], None, f"title = '{bad}'\n", 1, 2, "running")
-    status = {"alive": 1, "clients": 2, "waiting_for": [bad], "refusals": {bad: {bad: 3}}}
-    for one in (view, RunView(bad, [line], None, "", 1, 2, "running", status | {"away": [], "drifted": [bad]})):
-        one.status = one.status and {"repeated_rounds": 0, **one.status}
-        page = Page(run_page(one))
-        assert page.count("script") == 0 and bad in page.text
+    page = Page(run_page(view))
+    assert page.count("script") == 0 and bad in page.text
     assert Page(comparison_page(bad, {bad: {bad: [view]}}, [Sheet(bad, [bad], [[bad]])])).count("script") == 0
 
 
@@ -89,33 +86,3 @@ def test_a_page_that_fails_does_not_cost_the_run(monkeypatch, tmp_path):
     assert (tmp_path / "run" / "summary.json").exists() and not (tmp_path / "run" / "report.html").exists()
     (about,) = [text for text in said if "report.html" in text]
     assert about.endswith("report.html: can't be made: ValueError: no page today")
-
-
-def test_a_run_seen_through_its_coordinator():
-    def status(number, **last):
-        return {"run": "r", "method": "ferret", "round": number, "rounds": 3, "alive": 2, "clients": 3, "away": ["c"],
-                "waiting_for": ["b"], "repeated_rounds": 1, "refusals": {"b": {"late": 2}}, "drifted": [],
-                "last": last}  # fmt: skip
-
-    watched = Watched("r")
-    watched.tell(status(1))
-    watched.tell(status(2, round=1, loss=2.0, bytes_up=10.0, bytes_down=5.0))
-    count = watched.count
-    watched.tell(status(2, round=1, loss=2.0, bytes_up=10.0, bytes_down=5.0))
-    assert watched.count == count  # nothing new
-    watched.tell(status(3, round=3, loss=2.0, bytes_up=10.0, bytes_down=5.0))  # before its evaluation: the one before
-    watched.tell(status(3, round=3, loss=1.0, bytes_up=10.0, bytes_down=5.0))
-    view = watched.view()
-    assert view.state == "running" and view.curve("loss") == [(1, 2.0), (3, 1.0)] and view.measured == ["loss"]
-    text = Page(run_page(view)).text
-    assert "2 of 3 alive" in text and "waiting for b" in text and "2 of b: late" in text
-    watched.tell(None)
-    assert watched.view().state == "finished" and watched.count == count + 3  # all rounds were there: it is over
-    watched.tell(None)
-    assert watched.count == count + 3
-    started = Watched("r")
-    started.tell(status(1))
-    started.tell({"run": "r", "entries": 4})  # the server answers, no coordinator does
-    assert started.view().state == "stopped"
-    started.tell({"run": "r", "entries": 5, "ended": True})
-    assert started.view().state == "finished"

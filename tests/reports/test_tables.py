@@ -21,14 +21,18 @@ def test_a_table_shows_what_a_task_measures_and_fits_a_terminal():
 def test_no_one_times_fewer_and_no_zero_times():
     base = {**summary_of({"loss": 1.0}), "baseline": {"loss": 2.0}}
     sent = {"a": (100.0, 100.0), "like": (99.0, 100.0), "half": (66.0, 66.0), "more": (50.0, 450.0), "few": (1.0, 1.0)}
-    runs = {name: {**base, "payload_bytes_up": up, "payload_bytes_down": down} for name, (up, down) in sent.items()}
+    runs = [
+        Compared(name, [{**base, "payload_bytes_up": up, "payload_bytes_down": down}])
+        for name, (up, down) in sent.items()
+    ]
     ends = ["about as many bytes", "1.5 times fewer bytes", "2.5 times more bytes", "100 times fewer bytes"]
-    assert [line.rpartition("improvement with ")[2] for line in comparison_lines(runs)] == [f"{end}." for end in ends]
+    assert [line.rpartition("improvement with ")[2] for line in comparison_lines([*runs, Compared("failed", [])])] == [
+        f"{end}." for end in ends
+    ]
 
 
-def test_sheets_as_text_markdown_and_latex():
+def test_sheets_as_text_and_markdown():
     sheet = Sheet("A & B", ("method", "loss_x"), [["FedAvg 5%", "1.0 ± 0.1"], ["a|b", "-"]], "Note.")
-    assert r"\caption{A \& B. Note.}" in sheet.latex() and r"FedAvg 5\% & 1.0 $\pm$ 0.1 \\" in sheet.latex()
     assert r"| a\|b | - |" in sheet.markdown() and "| --- | ---: |" in sheet.markdown()
     assert "FedAvg 5%  1.0 ± 0.1" in sheet.text()
     assert mean_and_deviation([1.0, 2.0, 3.0], 1) == "2.0 ± 1.0" and mean_and_deviation([2.5], 2) == "2.50"

@@ -1,4 +1,4 @@
-"""Who takes part: from the recipe, from the keys, by enrolment; and what can't be is said with its key."""
+"""Who takes part: from the recipe, or by enrolment; and what can't be is said with its key."""
 
 import json
 
@@ -6,10 +6,9 @@ import pytest
 
 from fedseed.errors import RecipeError
 from fedseed.runs.network import coordinate
-from fedseed.runs.parties import load_data, names_beforehand, with_keys
+from fedseed.runs.parties import load_data, names_beforehand
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.tasks.data import ClientData
-from fedseed.transport.keys import make
 
 
 def recipe(task=(), **federation):
@@ -65,24 +64,6 @@ def test_where_the_list_comes_from(tmp_path):
     assert names_beforehand(recipe({"name": "digits"})) is None
     with pytest.raises(RecipeError, match=r"federation.start_with = 3: there are 2 clients"):
         names_beforehand(recipe(task, start_with=3))
-
-
-def test_the_list_of_the_keys(tmp_path):
-    keys = tmp_path / "keys"
-    make("run", keys, ["pair=b,a", "c"], ["localhost"], 1)
-    assert with_keys(recipe(), keys).federation.clients == ["b", "a", "c"]
-    same = recipe(clients=["a", "b", "c"])
-    assert with_keys(same, keys) is same
-    with pytest.raises(RecipeError, match=r"--clients-from .*: a, b, c there, federation.clients has a, x"):
-        with_keys(recipe(clients=["a", "x"]), keys)
-    with pytest.raises(RecipeError, match=r"federation.start_with = 4: there are 3"):
-        with_keys(recipe(start_with=4), keys)
-    with pytest.raises(RecipeError, match=r"--clients-from: federation.enrolment"):
-        with_keys(recipe(enrolment="open", start_with=2), keys)
-    with pytest.raises(RecipeError, match=r'--clients-from: task.name = "digits"'):
-        with_keys(recipe({"name": "digits"}), keys)
-    with pytest.raises(RecipeError, match=r"--clients-from .*: no clients.json there"):
-        with_keys(recipe(), tmp_path)
 
 
 def test_in_one_process_the_folder_has_all_parties(tmp_path):

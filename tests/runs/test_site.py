@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from fedseed.cli import network
 from fedseed.errors import RecipeError
+from fedseed.runs import joining
 from fedseed.runs.joining import Loading
 from fedseed.runs.recipe import Recipe
-from fedseed.runs.site import read_site
 from fedseed.tasks.data import Chat, Choice, Example, OwnData
+from fedseed.transport.base import Access
+from support.command import fedseed
 
 FORMS = {
     "prompt, completion": [{"prompt": f"{i} is", "completion": f" {i}"} for i in range(4)],
@@ -86,22 +89,36 @@ def test_data_that_is_not_there_is_said(clients, own, text, tmp_path, monkeypatc
         Loading(recipe(), clients, own=own)
 
 
-def test_a_local_file(tmp_path):
+def test_a_local_file_stands_for_options(tmp_path, monkeypatch):
     file = tmp_path / "north" / "site.toml"
     file.parent.mkdir()
     file.write_text(
-        'client = "north"\nout = "model"\ndevice = "cpu"\n[data]\npath = "north.jsonl"\nevaluation = 0.5\n'
-        '[federation]\nnats = "tls://host:1"\nkey = "/keys/north.nk"\nca = "ca.pem"\n'
+        'client = "north"\nout = "model"\ndevice = "cpu"\ndata = "north.jsonl"\nevaluation = 0.5\n'
+        'nats = "tls://host:1"\nrun = "ours"\nkey = "/keys/north.nk"\nca = "ca.pem"\n'
     )
-    site = read_site(file)
-    assert site.names == ["north"] and site.out == (file.parent / "model")
-    assert site.own == OwnData(file.parent / "north.jsonl", None, 0.5)
-    assert (site.federation.key, site.federation.ca) == (Path("/keys/north.nk"), (file.parent / "ca.pem"))
-    assert read_site(None).own is None and read_site(None).names == []
-    for text, found in (("rounds = 3", "rounds = 3: unknown key"), ("a", "not valid TOML"), ("[data]\nevaluation = 2.0",
-                        "data.evaluation = 2.0")):  # fmt: skip
+    given = {}
+
+    def loading(recipe, clients, progress, own, identity):
+        given.update(device=recipe.model.device, clients=clients, own=own)
+        raise RecipeError("as far as this goes")
+
+    def transport(access, run):
+        given.update(access=access, run=run)
+
+    monkeypatch.setattr(network, "transport", transport)
+    monkeypatch.setattr(joining, "Loading", loading)
+    (tmp_path / "r.toml").write_text('rounds = 1\n[task]\nname = "files"\n[method]\nname = "feedsign"\n')
+    done = fedseed("join", tmp_path / "r.toml", "--local", file, "--run", "mine")
+    assert (done.returncode, done.stderr) == (2, "fedseed: as far as this goes\n")
+    assert given == {
+        "device": "cpu", "clients": ["north"], "own": OwnData(file.parent / "north.jsonl", None, 0.5), "run": "mine",
+        "access": Access("tls://host:1", Path("/keys/north.nk"), file.parent / "ca.pem"),
+    }  # fmt: skip
+    assert (file.parent / "model").is_dir()
+    for text, found in (("rounds = 3", "rounds = 3: unknown key"), ("a", "not valid TOML"), ("evaluation = 2.0", "--evaluation"),
+                        ("[data]\npath = 'x'", "a path is expected")):  # fmt: skip
         file.write_text(text)
-        with pytest.raises(RecipeError, match=f"--local .*{re.escape(found)}"):
-            read_site(file)
-    with pytest.raises(RecipeError, match=r"--local .*: can't be read"):
-        read_site(tmp_path / "none.toml")
+        done = fedseed("join", tmp_path / "r.toml", "--local", file)
+        assert done.returncode == 2 and found in done.stderr, done.stderr
+    done = fedseed("join", tmp_path / "r.toml", "--local", tmp_path / "none.toml")
+    assert done.returncode == 2 and "--local" in done.stderr and "can't be read" in done.stderr

@@ -1,10 +1,8 @@
-"""Local worker processes: the results are one process', whatever happens to the workers."""
+"""Local worker processes: the results are one process'."""
 
 import gc
 import os
-import random
 import signal
-import threading
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +11,9 @@ import torch
 from safetensors import safe_open
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.runs import workers as workers_module
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
-from fedseed.runs.workers import MOST_DEATHS, Workers
+from fedseed.runs.workers import Workers
 from support.heard import Heard
 from support.left import left_by
 from support.network import until
@@ -88,78 +85,30 @@ def test_the_command_with_workers_ends_with_the_same_files(tmp_path, count, word
 # -- workers that die --------------------------------------------------------------------------------------------------
 
 
-class Killer:
-    """Kills ten workers at moments of a run: while they load, work, or wait for the next round.
-
-    Args:
-        seed: decides when, and whom.
-    """
-
-    def __init__(self, seed, monkeypatch):
-        self.left = {"loading": 3, "working": 4, "idle": 3}
-        self.random = random.Random(seed)
-        self.team = None
-        self.hit = set()  # process ids: nobody dies twice
-        self._lock = threading.Lock()
-        starting, tell, apply = Workers._start, workers_module.tell, Workers.apply
-
-        def started(team, seat):
-            goes_on, self.team = starting(team, seat), team
-            if goes_on and seat.start is None:
-                self.moment("loading", [seat], 1.0)
-            return goes_on
-
-        def told(connection, order):
-            tell(connection, order)
-            seats = [seat for seat in self.team.seats if getattr(seat, "connection", None) is connection]
-            self.moment("working", seats, 0.5)
-
-        def applied(team, *records):
-            apply(team, *records)
-            self.moment("idle", [seat for seat in team.seats if seat.start is not None], 0.7)
-
-        monkeypatch.setattr(Workers, "_start", started)
-        monkeypatch.setattr(workers_module, "tell", told)
-        monkeypatch.setattr(Workers, "apply", applied)
-
-    def moment(self, doing, seats, share):
-        """A worker does something; it may die of it, but none so often in a row that the run gives up."""
-        with self._lock:
-            often = {seat.number for seat in seats if max(seat.deaths, seat.task.losses if seat.task else 0) > 2}
-            alive = {seat.process.pid for seat in seats if seat.process and seat.number not in often} - self.hit
-            if self.left[doing] and alive and self.random.random() < share:
-                self.left[doing] -= 1
-                pid = self.random.choice(sorted(alive))
-                self.hit.add(pid)
-                os.kill(pid, signal.SIGKILL)
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["ferret", "feedsign-apart", "fedavg"])
-def test_workers_killed_at_ten_random_moments_change_nothing(tmp_path, monkeypatch, name):
-    alone = left_by(federation(name, out=tmp_path / "alone", rounds=12).run().folder)
-    killer, heard = Killer(1, monkeypatch), Heard()
-    run = federation(name, out=tmp_path / "shared", rounds=12, workers=workers(name, 2), progress=heard)
-    assert left_by(run.run().folder) == alone
-    assert not any(killer.left.values())
-    assert sum("died (killed by SIGKILL" in text for text in heard.warnings) == 10
+@pytest.mark.parametrize("name", ["ferret", "fedavg"])
+def test_a_worker_that_is_killed_ends_the_run_and_resume_goes_on(tmp_path, name):
+    whole = left_by(federation(name, out=tmp_path / "whole").run().folder)
+    run = federation(name, out=tmp_path / "run", workers=workers(name, 2))
+    opened = run.coordinator.open
 
+    def opening(number, *more):
+        if number == 4:
+            os.kill(run.team.seats[0].process.pid, signal.SIGKILL)
+        return opened(number, *more)
 
-@pytest.mark.long
-def test_a_worker_that_has_loaded_nothing_again_and_again_ends_the_run():
-    heard = Heard()
-    run = federation("ferret", workers=Workers(partial(not_loading, "die"), 1), progress=heard)
-    with pytest.raises(FedseedError, match=r"died 5 times in a row before .* loaded.*exit code 7.*fewer --workers"):
+    run.coordinator.open = opening
+    with pytest.raises(FedseedError, match=r"worker 1 died \(killed by SIGKILL, .*--resume goes on.*fewer --workers"):
         run.run()
-    assert len(heard.warnings) == MOST_DEATHS - 1
-    assert [seat.process for seat in run.team.seats] == [None]
+    assert all(seat.process.exitcode is not None for seat in run.team.seats)
+    result = federation(name, out=tmp_path / "run", workers=workers(name, 2)).run(resume=True)
+    assert left_by(result.folder) == whole
 
 
 @pytest.mark.long
-def test_work_that_kills_every_worker_ends_the_run():
-    """Though the other clients' work goes well in between."""
-    run = federation("ferret", "die", workers=workers("ferret", 2, "die"))
-    with pytest.raises(FedseedError, match=r"died 5 times in a row over the same work \(exit code 7\)"):
+def test_a_worker_that_dies_before_it_has_loaded_ends_the_run():
+    run = federation("ferret", workers=Workers(partial(not_loading, "die"), 1))
+    with pytest.raises(FedseedError, match=r"worker 1 died \(exit code 7\)"):
         run.run()
 
 

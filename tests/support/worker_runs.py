@@ -111,7 +111,7 @@ def workers(name, count, act=None, **settings):
 
 
 def endless(out, errors):
-    """A run in which client 2 never ends: writes the workers' process ids when one of them works for it.
+    """A run in which client 2 never ends: writes the workers' process ids when they have loaded.
 
     Args:
         out, errors: files for what this process and its workers say.
@@ -121,10 +121,9 @@ def endless(out, errors):
     run = federation("ferret", "stay", workers=workers("ferret", 2, "stay"))
 
     def tell():
-        team = run.team
-        while not any(seat.task is not None and seat.task.order.client == 2 for seat in team.seats):
+        while not all(seat.start is not None for seat in run.team.seats):  # loaded: one works for client 2
             time.sleep(0.02)
-        print(*(seat.process.pid for seat in team.seats), flush=True)
+        print(*(seat.process.pid for seat in run.team.seats), flush=True)
 
     threading.Thread(target=tell, daemon=True).start()
     run.run()

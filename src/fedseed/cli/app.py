@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from fedseed.cli import looking, network, pages, results
+from fedseed.cli import looking, network, results
 from fedseed.cli.common import (
     LogLevel,
     ReadingForDevice,
@@ -144,25 +144,19 @@ def run(
 @grouped
 def tune_rate(
     recipe: RecipeArgument,
-    write: Annotated[bool, typer.Option("--write", help="Write the rate into the recipe's file.")] = False,
     *,
     reading: ReadingForDevice,
     telling: Telling,
 ) -> None:
     """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's passes."""
     checked, shown = reading.read(recipe), telling.screen()
-    if write and not Path(recipe).is_file():
-        raise RecipeError(f"--write: {recipe} comes with fedseed; copy it, or give the rate with --set")
     from fedseed.models.loading import quiet
-    from fedseed.runs.rates import find_rate, write_rate
+    from fedseed.runs.rates import find_rate
 
     quiet()
     found = find_rate(checked, say=lambda text: say(text, shown))
     say(f"{found.passes:,} passes, {found.passes / found.whole:.1%} of the run's", shown)
     say(f"--set {found.key}={found.rate:g}", shown)
-    if write:
-        write_rate(Path(recipe), found)
-        say(f"{recipe}: {found.key} = {found.rate:g}", shown)
     if telling.as_json:
         answer(asdict(found))
 
@@ -185,7 +179,7 @@ class Swept:
 def compare(
     recipes: Annotated[
         list[str],
-        typer.Argument(help="Recipes to run one after the other, or one sweep.", autocompletion=complete_recipe),
+        typer.Argument(help="Recipes, each a line of the tables, or one sweep.", autocompletion=complete_recipe),
     ],
     out: Annotated[Path, typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there.")],
     *,
@@ -199,56 +193,28 @@ def compare(
 
     shown = telling.screen()
     file = sweeps.find_sweep(recipes[0]) if len(recipes) == 1 else None
-    if file is not None or swept.seeds is not None or swept.grid or swept.each:
-        lines = dict(sweeps.parse_grid(text, "--each") for text in swept.each or [])
-        numbers = None if swept.seeds is None else sweeps.parse_seeds(swept.seeds)
-        grid = dict(map(sweeps.parse_grid, swept.grid or []))
-        how = sweeps.How(
-            swept.jobs, reading.plugins, reading.trust_plugins, running.workers, running.threads, running.overwrite
-        )
-        with interruptible():
-            sweep = sweeps.made_sweep(file, recipes, reading.changes, numbers, grid, lines)
-            sweeping = sweeps.Sweeping(sweep, out, lambda text: say(text, shown), how)
-            done = sweeping.run()
-            for sheet in sweeps.write_results(sweeping.sweep, done, out):
-                say("\n" + sheet.text(), shown)
-            say(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png", shown)
-            if failed := sum(len(line.failed) for line in done):
-                raise FedseedError(f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why")
-        if telling.as_json:
-            answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
-        return
-    if swept.jobs > 1:
-        raise RecipeError(
-            "--jobs goes with a sweep (or --seeds, --grid, --each): recipes alone run one after the other"
-        )
-    from fedseed.reports.comparison import Compared, compare_runs, results_sheet, write_comparison
-
-    names = [Path(recipe).stem for recipe in recipes]
-    if len(set(names)) < len(names):
-        raise RecipeError("compare: two recipes have the same name, so their folders would be the same")
-    for recipe in recipes:
+    for recipe in recipes if file is None else ():
         _check_no_sweep(recipe)
-    checked = [reading.read(recipe) for recipe in recipes]  # all are checked before the first one runs
+    seeds = None if swept.seeds is None else sweeps.parse_seeds(swept.seeds)
+    grid, each = dict(map(sweeps.parse_grid, swept.grid or [])), {}
+    for text in swept.each or []:
+        key, each[key] = sweeps.parse_grid(text, "--each")
+    how = sweeps.How(
+        swept.jobs, reading.plugins, reading.trust_plugins, running.workers, running.threads, running.overwrite
+    )
     with interruptible():
-        summaries = [
-            _run(one, out / name, running, shown, not running.overwrite)
-            for one, name in zip(checked, names, strict=True)
-        ]
-    methods = [summary["method"] for summary in summaries]
-    labels = methods if len(set(methods)) == len(methods) else names
-    folders = {label: out / name for label, name in zip(labels, names, strict=True)}
-    sheets, said, content = compare_runs(folders)
-    write_comparison(out, "Comparison", {"": {label: [f] for label, f in folders.items()}}, sheets, content, said)
-    compared = [Compared(label, [summary]) for label, summary in zip(labels, summaries, strict=True)]
-    shown.print(results_sheet("", compared, brief=True).table())
-    for line in said:
-        shown.print(line, highlight=False)
-    shown.print()
-    shown.print(sheets[1].table())
-    shown.print(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png", highlight=False)
+        sweep = sweeps.made_sweep(file, recipes, reading.changes, seeds, grid, each)
+        done = sweeps.Sweeping(sweep, out, lambda text: say(text, shown), how).run()
+        sheets, said = sweeps.write_results(sweep, done, out)
+        for sheet in sheets:
+            say("\n" + sheet.text(), shown)
+        for line in said:
+            say(line, shown)
+        say(f"Tables, page and picture: {out}/compare.txt, .md, .json, .html, .png", shown)
+        if failed := sum(len(line.failed) for line in done):
+            raise FedseedError(f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why")
     if telling.as_json:
-        answer([{"label": one.label, "folder": str(folders[one.label]), **one.summaries[0]} for one in compared])
+        answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
 
 
 def _run(
@@ -285,8 +251,16 @@ def _check_no_sweep(recipe: str) -> None:
 
 GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin": (looking.new, tune_rate, run, results.evaluate, results.generate, results.export, results.serve_model),
-    "Federate": (network.keys, network.serve, network.join, network.status, pages.watch, network.verify),
-    "Look": (pages.report, compare, looking.list_, looking.explain, looking.preview, looking.partition, looking.bench),
+    "Federate": (network.keys, network.serve, network.join, network.status, network.verify),
+    "Look": (
+        results.report,
+        compare,
+        looking.list_,
+        looking.explain,
+        looking.preview,
+        looking.partition,
+        looking.bench,
+    ),
 }
 for group, commands in GROUPS.items():
     for command in commands:

@@ -3,7 +3,6 @@
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -306,20 +305,10 @@ def listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
 
 
 def models() -> list[tuple[str, ...]]:
-    """Returns what `model.base` can name without a download: name, meaning and folder of each."""
+    """Returns the bases that come with fedseed: name, meaning and where each is from."""
     found: list[tuple[str, ...]] = []
     for path in sorted(Path(str(files("fedseed") / "base")).glob("*/config.json")):
         paragraphs = (path.parent / "README.md").read_text(encoding="utf-8").rpartition("---\n")[2].split("\n\n")
         first = next(part for part in paragraphs if part.strip() and not part.lstrip().startswith(("#", "|")))
         found.append((path.parent.name, " ".join(first.split()).partition(". ")[0], "comes with fedseed"))
-    with suppress(ImportError):  # torch's side is not installed
-        from huggingface_hub import constants, scan_cache_dir
-
-        from fedseed.reports.tables import human_bytes
-
-        repos = scan_cache_dir().repos if Path(constants.HF_HUB_CACHE).is_dir() else ()
-        for repo in sorted(repos, key=lambda repo: repo.repo_id):
-            if repo.repo_type == "model":
-                about = f"in the hub's cache, {human_bytes(repo.size_on_disk)}"
-                found.append((repo.repo_id, about, str(repo.repo_path)))
     return found

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 STATUS_SECONDS = 5.0  # for a coordinator's answer
 KeyOption = Annotated[Path | None, typer.Option("--key", help="File with this side's NKEY seed.")]
 CaOption = Annotated[Path | None, typer.Option("--ca", help="File with the certificates to trust.")]
+SITE_PATHS = ("out", "data", "evaluation_file", "identity", "key", "ca")  # keys of a site's file (`join --local`)
+SITE_WORDS = ("client", "evaluation", "device", "nats", "run")
 JOIN_LINES = 10  # in which a client's process says how far it is, where it has no terminal
 
 
@@ -93,9 +95,6 @@ class Figures:
 def serve(
     recipe: RecipeArgument,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RUN.")] = None,
-    clients_from: Annotated[
-        Path | None, typer.Option(help="The folder of `fedseed keys`: those with keys take part.")
-    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete a run of this name from the server first.")] = False,
     server_log: Annotated[
         Path | None, typer.Option(help="nats-server's log: what the server refuses is counted, too.")
@@ -109,12 +108,9 @@ def serve(
     from fedseed.reports.progress import Shown
     from fedseed.reports.results import read_summary
     from fedseed.runs.network import coordinate
-    from fedseed.runs.parties import with_keys
     from fedseed.weights.heap import map_large
 
     checked = reading.read(recipe)
-    if clients_from is not None:
-        checked = with_keys(checked, clients_from)
     name = run_name(checked, recipe, reaching.run)
     folder = out or Path("runs") / name
     if (folder / "summary.json").exists():
@@ -134,9 +130,36 @@ def serve(
     console.print(f"Files: {folder}")
 
 
+def read_site(file: Path) -> dict[str, Any]:
+    """Returns what a site's file says, as options of `join` by name; paths in it begin in its folder.
+
+    Raises:
+        RecipeError: it can't be read, or has a key that is none of these options, or no path where one is expected.
+    """
+    from fedseed.runs.recipe import read_toml
+
+    said = read_toml(file, "--local ")
+    for key, value in said.items():
+        if key not in (*SITE_PATHS, *SITE_WORDS):
+            allowed = ", ".join((*SITE_PATHS, *SITE_WORDS))
+            raise RecipeError(f"--local {file}: {key} = {value!r}: unknown key; allowed here: {allowed}")
+        if key in SITE_PATHS:
+            if not isinstance(value, str):
+                raise RecipeError(f"--local {file}: {key} = {value!r}: a path is expected")
+            said[key] = str(file.parent / Path(value).expanduser())
+    return said if isinstance(said.get("client", []), list) else {**said, "client": [said["client"]]}
+
+
+def _take_site(context: typer.Context, file: Path | None) -> Path | None:
+    """Lets a site's file say what the command line leaves out."""
+    if file is not None and not context.resilient_parsing:
+        context.default_map = read_site(file)
+    return file
+
+
 @dataclass(frozen=True)
 class Site:
-    """What is a site's own; its file (--local) says the same."""
+    """What is a site's own."""
 
     client: Annotated[
         list[str] | None, typer.Option(help='Whom this process works for; repeatable, patterns such as "client-*" too.')
@@ -144,6 +167,9 @@ class Site:
     data: Annotated[
         Path | None,
         typer.Option(help="The client's own data, a file or a folder; of several: a file NAME in a folder."),
+    ] = None
+    evaluation: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="The share of its own data that it holds out.")
     ] = None
     evaluation_file: Annotated[Path | None, typer.Option(help="What it evaluates on, not a share of its own data.")] = (
         None
@@ -155,44 +181,41 @@ class Site:
         Path | None, typer.Option(help='File with the key that signs for a client in secure sums; "{name}": whose.')
     ] = None
     local: Annotated[
-        Path | None, typer.Option(help="TOML file with what is this site's own: client, out, data, ...")
-    ] = None
+        Path | None,
+        typer.Option(
+            is_eager=True, callback=_take_site,
+            help="TOML file with options that are this site's own, such as client, data, out, nats, key.",
+        ),
+    ] = None  # fmt: skip
 
 
 @grouped
 def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: ReadingForDevice) -> None:
     """Take part in a federation over NATS, for one client or many."""
-    from fedseed.runs.site import read_site
     from fedseed.tasks.data import OwnData
 
-    told = read_site(site.local)
-    names = site.client or told.names
-    if not names:
+    if not site.client:
         raise RecipeError('join: say for whom with --client NAME (repeatable; --client "*": for all)')
-    checked = replace(reading, device=reading.device or told.device).read(recipe)
-    there, own = told.federation, told.own
-    reaching = Reaching(*(getattr(reaching, way) or getattr(there, way) for way in ("nats", "run", "key", "ca")))
+    checked = reading.read(recipe)
     name = run_name(checked, recipe, reaching.run)
-    if site.data is not None or site.evaluation_file is not None:
-        given = told.data
-        own = OwnData(site.data or given.path, site.evaluation_file or given.evaluation_file, given.evaluation)
-    way = transport(reaching.reach(checked, names[0]), name)
-    folder = site.out or told.out
+    own = OwnData(site.data, site.evaluation_file, site.evaluation)
+    way = transport(reaching.reach(checked, site.client[0]), name)
     from fedseed.models.loading import quiet  # torch from here on
     from fedseed.reports.progress import Shown
     from fedseed.runs.joining import Loading, joining, keep, orbit_place
 
     quiet()
-    orbit = None if folder is None else orbit_place(folder)
+    orbit = None if site.out is None else orbit_place(site.out)
     with interruptible():
-        shown, signs = Shown(console, JOIN_LINES), site.identity or told.identity
-        process = joining(Loading(checked, names, progress=shown, own=own, identity=signs), name, way, orbit)
+        shown = Shown(console, JOIN_LINES)
+        load = Loading(checked, site.client, shown, None if own == OwnData() else own, site.identity)
+        process = joining(load, name, way, orbit)
         digest = process.run()
     say(f"the run {name} is over: {process.at} rounds")
     console.print(f"weights digest: {digest}", highlight=False)
-    if folder is not None:
-        keep(process, digest, folder)
-        say(f"Model: {folder}")
+    if site.out is not None:
+        keep(process, digest, site.out)
+        say(f"Model: {site.out}")
 
 
 def status(
@@ -404,11 +427,11 @@ def describe(about: dict[str, Any]) -> list[str]:
     for name, reasons in about["refusals"].items():
         for reason, count in reasons.items():
             lines.append(f"refused  {count} of {name}: {reason}")
-    return lines
+    return [*lines, "the run is over"] if about.get("ended") else lines
 
 
 def follow(look: Callable[[], dict[str, Any]], console: Console, every: float, as_json: bool = False) -> None:
-    """Show what is new: on a terminal in place, elsewhere a line whenever something has changed.
+    """Show what is new until the run is over: on a terminal in place, elsewhere whenever something has changed.
 
     Args:
         look: what is known by now (`network.ask`).
@@ -423,9 +446,9 @@ def follow(look: Callable[[], dict[str, Any]], console: Console, every: float, a
     try:
         while True:
             about = look()
-            text = json.dumps(about) if as_json else in_a_line(about)
+            text = json.dumps(about) if as_json else "\n".join(describe(about))
             if live is not None:
-                live.update(Text("\n".join(describe(about))), refresh=True)
+                live.update(Text(text), refresh=True)
             elif text != told:
                 console.print(text, highlight=False, soft_wrap=True)
                 told = text
@@ -435,22 +458,3 @@ def follow(look: Callable[[], dict[str, Any]], console: Console, every: float, a
     finally:
         if live is not None:
             live.stop()
-
-
-def in_a_line(about: dict[str, Any]) -> str:
-    """Returns a run's status in a line."""
-    if "round" not in about:
-        return describe(about)[0]
-    parts = [f"round {about['round']} of {about['rounds']}", f"{about['alive']} of {about['clients']} clients alive"]
-    if waiting := about.get("waiting"):
-        parts = [f"waiting for clients: {waiting['here']} of {waiting['wanted'] or '?'} are here"]
-    last = about["last"]
-    if last.get("loss") is not None:
-        parts.append(f"held-out loss {last['loss']:.3f} (round {last.get('evaluated', last['round'])})")
-    if about["waiting_for"]:
-        parts.append(f"waiting for {listed(about['waiting_for'])}")
-    if about.get("late"):
-        parts.append(f"held up by {listed(about['late'])}")
-    if about.get("ended"):
-        parts.append("the run is over")
-    return f"{about['run']}: {', '.join(parts)}"

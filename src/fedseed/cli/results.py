@@ -1,6 +1,7 @@
-"""`fedseed export`, `evaluate`, `generate` and `serve-model`: what comes of a run, in one's hands."""
+"""`fedseed export`, `evaluate`, `generate`, `serve-model`, `report`: what a run has left is used and shown."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -83,19 +84,6 @@ def export(
     say(f"{'Adapter' if tuned.header.adapter is not None and not merge else 'Model'}: {out}")
 
 
-@dataclass(frozen=True)
-class Harness:
-    """What lm-evaluation-harness measures, in place of a task of fedseed's."""
-
-    tasks: Annotated[
-        str | None, typer.Option("--lm-eval", help="Tasks of lm-evaluation-harness in place of ours: NAME,NAME.")
-    ] = None
-    path: Annotated[
-        Path | None, typer.Option("--lm-eval-path", help="Folder with tasks of your own, in the harness' form.")
-    ] = None
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="With --lm-eval: examples of each task.")] = None
-
-
 @grouped
 def evaluate(
     source: SourceArgument,
@@ -105,39 +93,27 @@ def evaluate(
     ] = None,
     as_json: JsonOption = False,
     *,
-    harness: Harness,
     opening: Opening,
     reading: Reading,
 ) -> None:
-    """Measure a model on held-out examples: its run's, another recipe's or task's, or lm-evaluation-harness'."""
-    from fedseed.runs.tuned import evaluate, evaluate_by_harness, find_source, recipe_for
+    """Measure a model on held-out examples: those of its run's recipe, or of another recipe or task."""
+    from fedseed.runs.tuned import evaluate, find_source, recipe_for
 
-    if harness.tasks is not None and (recipe or task or reading.set_):
-        raise RecipeError("--lm-eval goes without --recipe, --task and --set: the harness has tasks of its own")
-    if harness.tasks is None and (harness.limit is not None or harness.path is not None):
-        raise RecipeError("--limit and --lm-eval-path go with --lm-eval")
-    checked = None
-    if harness.tasks is None:  # before anything is loaded
-        checked = recipe_for(find_source(source), recipe, task, reading.changes, reading.plugins, reading.trust_plugins)
+    # before anything is loaded
+    checked = recipe_for(find_source(source), recipe, task, reading.changes, reading.plugins, reading.trust_plugins)
     tuned = opening.open(source, quietly=as_json)
-    notes: list[str] = []
-    if checked is None:
-        names = [name.strip() for name in (harness.tasks or "").split(",") if name.strip()]
-        results = evaluate_by_harness(tuned, names, harness.path, harness.limit)
-    else:
-        metrics, notes = evaluate(tuned, checked)
-        results = {str(checked.task.name): metrics}
+    metrics, notes = evaluate(tuned, checked)
     if as_json:
         number, digest = (None, None) if tuned.facts is None else (tuned.facts.steps, tuned.facts.digest)
+        results = {str(checked.task.name): metrics}
         answer({"source": source, "round": number, "weights_digest": digest, "notes": notes, "metrics": results})
         return
     for text in notes:
         say(text)
     table = Table("task", "metric", box=None, pad_edge=False)
     table.add_column("value", justify="right")
-    for name, numbers in results.items():
-        for metric, value in numbers.items():
-            table.add_row(name, metric, f"{value:.4f}")
+    for name, value in metrics.items():
+        table.add_row(str(checked.task.name), name, f"{value:.4f}")
     console.print(table)
 
 
@@ -284,3 +260,51 @@ def serve_model(
 
     with suppress(KeyboardInterrupt):
         service.serve(host, port, ready)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or one folder that holds several.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The page. Default: report.html in the run's folder, or in that of all runs.")
+    ] = None,
+) -> None:
+    """Write a page about a run, or about several side by side: one file, to be opened or sent to somebody."""
+    from fedseed.durable import write_whole
+    from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
+    from fedseed.reports.pages import comparison_page, run_page
+    from fedseed.reports.results import read_summary
+    from fedseed.reports.view import view_folder
+
+    folders = _run_folders(runs)
+    if out is not None and out.suffix not in (".html", ".htm"):
+        raise RecipeError(f"--out {out}: the page is an .html file")
+    if len(folders) == 1:
+        page, text = out or folders[0] / "report.html", run_page(view_folder(folders[0]))
+    else:
+        unfinished = [str(folder) for folder in folders if not (folder / "summary.json").exists()]
+        if unfinished:
+            raise FedseedError(f"{', '.join(unfinished)}: not finished; a comparison is of finished runs")
+        common = Path(os.path.commonpath([folder.resolve() for folder in folders]))
+        named = {str(folder.resolve().relative_to(common)): folder for folder in folders}
+        compared = [Compared(label, [read_summary(folder)]) for label, folder in named.items()]
+        sheets = [results_sheet("Comparison", compared), costs_sheet("Costs of a round", compared)]
+        views = {"": {label: [view_folder(folder)] for label, folder in named.items()}}
+        page = out or common / "report.html"
+        text = comparison_page("Comparison", views, sheets, comparison_lines(compared))
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(page, text.encode())
+    typer.echo(f"Page: {page}")
+
+
+def _run_folders(given: list[Path]) -> list[Path]:
+    """Returns the runs' folders: those given, or in place of one that is no run the finished runs in it."""
+    found: list[Path] = []
+    for folder in given:
+        if (folder / "recipe.toml").exists() or (folder / "metrics.jsonl").exists():
+            inside = [folder]
+        else:
+            inside = sorted(path.parent for path in folder.rglob("summary.json") if "choosing" not in path.parts)
+        if not inside:
+            raise FedseedError(f"{folder}: no run is here, nor in the folders below")
+        found += [path for path in inside if path not in found]
+    return found

@@ -40,7 +40,7 @@ from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.processes import start
 from fedseed.randomness.seed import Seed, check_seed
 from fedseed.registry import COMMANDS, resolve
-from fedseed.reports.comparison import Compared, costs_sheet, results_sheet, write_comparison
+from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet, write_comparison
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import Sheet
 from fedseed.runs.folder import RunFolder, discard
@@ -233,11 +233,7 @@ def find_sweep(source: str) -> Path | None:
 
 def read_sweep(path: Path) -> Sweep:
     """Returns a sweep from its file. Raises RecipeError, which names the key, if the file is wrong."""
-    data = read_toml(path)
-    try:
-        sweep = Sweep.model_validate(data)
-    except ValidationError as error:
-        raise RecipeError(f"{path}: {explain(error, data, Sweep)}") from error
+    sweep = _checked(read_toml(path), str(path))
     beside = [
         run.model_copy(update={"recipe": str(path.parent / run.recipe)})
         if run.recipe.endswith(".toml") and not Path(run.recipe).is_absolute()
@@ -245,6 +241,13 @@ def read_sweep(path: Path) -> Sweep:
         for run in sweep.runs
     ]
     return sweep.model_copy(update={"runs": beside})
+
+
+def _checked(data: Mapping[str, Any], where: str) -> Sweep:
+    try:
+        return Sweep.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(f"{where}: {explain(error, data, Sweep)}") from error
 
 
 def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
@@ -289,22 +292,23 @@ def made_sweep(
         each: values to be shown side by side, by key.
 
     Raises:
-        RecipeError: the file is wrong.
+        RecipeError: the file is wrong, or two recipes have the same name.
     """
     grid, each = grid or {}, each or {}
     if file is None:
-        runs = [SweepRun(label=Path(r).stem, recipe=r, grid=dict(grid), each=dict(each)) for r in recipes]
-        sweep = Sweep(runs=runs, set=[*changes])
+        sweep = _checked({"run": [{"label": Path(recipe).stem, "recipe": recipe} for recipe in recipes]}, "compare")
     else:
         sweep = read_sweep(file)
-        lines = [line for run in sweep.runs for line in run.lines(each)]
-        runs = [line.model_copy(update={"grid": {**line.grid, **grid}}) for line in lines]
-        blocks = []
-        for block in sweep.scenarios:  # what was typed goes before a block's own values
-            left = {run: {k: v for k, v in own.items() if k not in grid} for run, own in block.grids.items()}
-            blocks.append(block.model_copy(update={"grids": left}))
-        sweep = sweep.model_copy(update={"runs": runs, "scenarios": blocks, "set": [*sweep.set, *changes]})
-    return sweep if seeds is None else sweep.model_copy(update={"seeds": seeds})
+    if any(change.partition("=")[0].strip() == "seed" for change in changes):
+        raise RecipeError("--set seed: a sweep's runs have the seeds that --seeds says, such as --seeds 1,2,3")
+    lines = [line for run in sweep.runs for line in run.lines(each)]
+    runs = [line.model_copy(update={"grid": {**line.grid, **grid}}) for line in lines]
+    blocks = []
+    for block in sweep.scenarios:  # what was typed goes before a block's own values
+        left = {run: {k: v for k, v in own.items() if k not in grid} for run, own in block.grids.items()}
+        blocks.append(block.model_copy(update={"grids": left}))
+    made = {"runs": runs, "scenarios": blocks, "set": [*sweep.set, *changes], "seeds": seeds or sweep.seeds}
+    return sweep.model_copy(update=made)
 
 
 # -- its runs, in processes forked from one that has imported what they need (`fedseed.processes`) ---------------------
@@ -460,8 +464,6 @@ class Sweeping:
         self.total = 0
         self._folders: set[Path] = set()
         self._begun: set[Path] = set()  # folders of runs begun here: a chosen point's run may be a result, too
-        self._kept: dict[tuple[str, str], list[str]] = {}  # settings that keep validation examples
-        self._kept = self._validation()
         for scenario, run in sweep.lines():
             points, here = run.points(), sweep.choose_in in (None, scenario.name)
             choosing = here and len(points) > 1
@@ -501,26 +503,6 @@ class Sweeping:
             finally:
                 self.helpers.stop()
 
-    def _validation(self) -> dict[tuple[str, str], list[str]]:
-        """Returns settings that keep validation examples where a grid needs some and nobody has said how many, by run.
-
-        All runs of the sweep that could have them get them: they are compared, so they train on the same examples.
-        """
-        if all(len(run.points()) == 1 for _, run in self.sweep.lines()):
-            return {}
-        kept = {}
-        for scenario, run in self.sweep.lines():
-            task = self._job(scenario, run, run.points()[0], self.sweep.seeds[0], choosing=False).read().task
-            share = getattr(task, "validation", None)
-            if isinstance(share, float) and share == 0 and "validation" not in task.model_fields_set:
-                kept[scenario.name, run.label] = [f"task.validation={VALIDATION}"]
-        if kept:
-            self.say(
-                f"task.validation = {VALIDATION}: a grid's point is chosen on examples that no client gets; "
-                "set it yourself for another share"
-            )
-        return kept
-
     def _check(self, scenario: Scenario, run: SweepRun, point: Point, choosing: bool) -> None:
         job = self._job(scenario, run, point, self.sweep.seeds[0], choosing=False)
         if job.folder in self._folders:
@@ -544,8 +526,7 @@ class Sweeping:
 
     def _job(self, scenario: Scenario, run: SweepRun, point: Point, seed: int, choosing: bool) -> Job:
         own = scenario.also.get(run.label, [])
-        kept = self._kept.get((scenario.name, run.label), [])
-        settings = [*self.sweep.set, *scenario.set, *run.set, *own, *kept, *point, f"seed={seed}"]
+        settings = [*self.sweep.set, *scenario.set, *run.set, *own, *point, f"seed={seed}"]
         parts = [slug(scenario.name), slug(run.label)]
         choosing = choosing and self.sweep.metric != BESIDE
         if choosing:
@@ -640,12 +621,7 @@ def sheets(sweep: Sweep, lines: Sequence[SweepLine]) -> list[Sheet]:
     """Returns the tables: results and costs of each scenario, and one with what was chosen from."""
     made = []
     for scenario in sweep.scenarios:
-        compared = []
-        for line in lines:
-            if line.scenario == scenario.name:
-                found = [read_summary(folder) for folder in line.folders.values()]
-                chosen = f" [{' '.join(map(_short, line.point))}]" if line.tried else ""
-                compared.append(Compared(line.label, found, chosen, len(line.failed)))
+        compared = _compared(lines, scenario)
         title = _joined(sweep.title, scenario.name, by=": ") or "Comparison"
         made.append(results_sheet(title, compared, len(sweep.seeds)))
         made.append(costs_sheet(_joined("Costs of a round", scenario.name, by=": "), compared))
@@ -664,12 +640,27 @@ def sheets(sweep: Sweep, lines: Sequence[SweepLine]) -> list[Sheet]:
     return made
 
 
-def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[Sheet]:
-    """Writes tables as text, Markdown and LaTeX, everything as JSON, a page and a picture; returns the tables.
+def _compared(lines: Sequence[SweepLine], scenario: Scenario) -> list[Compared]:
+    """Returns the lines of a scenario with the summaries of their runs."""
+    made = []
+    for line in lines:
+        if line.scenario == scenario.name:
+            found = [read_summary(folder) for folder in line.folders.values()]
+            chosen = f" [{' '.join(map(_short, line.point))}]" if line.tried else ""
+            made.append(Compared(line.label, found, chosen, len(line.failed)))
+    return made
 
-    compare.txt, compare.md, compare.tex, compare.json, compare.html, compare.png
+
+def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> tuple[list[Sheet], list[str]]:
+    """Writes tables as text and Markdown, everything as JSON, a page and a picture.
+
+    compare.txt, compare.md, compare.json, compare.html, compare.png
+
+    Returns:
+        The tables; and, of a sweep with one scenario, what its numbers say, a sentence for each line.
     """
     made = sheets(sweep, lines)
+    said = comparison_lines(_compared(lines, sweep.scenarios[0])) if len(sweep.scenarios) == 1 else []
     content = [
         {
             "scenario": line.scenario,
@@ -684,5 +675,5 @@ def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[S
     folders: dict[str, dict[str, list[Path]]] = {scenario.name: {} for scenario in sweep.scenarios}
     for line in lines:
         folders[line.scenario][line.label] = list(line.folders.values())
-    write_comparison(out, sweep.title or "Comparison", folders, made, content)
-    return made
+    write_comparison(out, sweep.title or "Comparison", folders, made, content, said)
+    return made, said

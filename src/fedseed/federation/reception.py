@@ -22,7 +22,7 @@ from fedseed.orbit.header import START
 from fedseed.orbit.record import LINK_BYTES
 from fedseed.text import shown
 
-REMEDY = "name the clients in its recipe (federation.clients), or serve --clients-from KEYS"
+REMEDY = "name the clients in its recipe (federation.clients)"
 CLOCK_SKEW_SECONDS = 60.0
 SPARE_BYTES = 8 << 20  # of a message of scalars (two million), and of a client's blobs besides the messages
 MOST_START = 160 << 10  # bytes of a header, compressed: of fifty thousand tensors, a block each; 40 MiB when decoded

@@ -1,4 +1,4 @@
-"""Runs side by side as files: compare.txt, .md, .tex, .json and .html. Free of torch and Matplotlib."""
+"""Runs side by side as files: compare.txt, .md, .json and .html. Free of torch and Matplotlib."""
 
 import json
 from collections import Counter
@@ -13,7 +13,7 @@ from typing import Any
 from fedseed.durable import write_whole
 from fedseed.errors import plural
 from fedseed.metrics import metric_of, metric_text, metric_title, shown_metrics
-from fedseed.reports.results import PHASES, read_summary
+from fedseed.reports.results import PHASES
 from fedseed.reports.tables import Sheet, human_bytes, human_seconds, mean_and_deviation, privacy_spent
 from fedseed.reports.view import view_folder
 
@@ -130,21 +130,28 @@ def _exchanged(found: Mapping[str, float] | None) -> str:
     return f"{scalars:,.0f}" if scalars < 1e6 else f"{scalars:.1e}"
 
 
-def comparison_lines(summaries: Mapping[str, Summary]) -> list[str]:
-    """Returns what the numbers come to, each run against the most talkative one: a sentence each."""
-    sent = {name: s["payload_bytes_up"] + s["payload_bytes_down"] for name, s in summaries.items()}
-    gained = {name: s["baseline"]["loss"] - s["final"]["loss"] for name, s in summaries.items() if "loss" in s["final"]}
-    most = max(summaries, key=lambda name: summaries[name]["payload_bytes_up"])
-    lines = []
-    for name, own in gained.items():
-        if name == most or not sent[name] or gained.get(most, 0.0) <= 0:
+def comparison_lines(lines: Sequence[Compared]) -> list[str]:
+    """Returns what the numbers say of each line beside that whose clients send most: a sentence each.
+
+    Lines are left out whose runs have failed, measure no loss or send nothing.
+    """
+    up, sent, gained = {}, {}, {}
+    for line in lines:
+        if line.summaries and "loss" in line.summaries[0]["final"]:
+            up[line.label] = fmean(s["payload_bytes_up"] for s in line.summaries)
+            sent[line.label] = up[line.label] + fmean(s["payload_bytes_down"] for s in line.summaries)
+            gained[line.label] = fmean(s["baseline"]["loss"] - s["final"]["loss"] for s in line.summaries)
+    most = max(up, key=lambda label: up[label], default="")
+    said = []
+    for label, own in gained.items():
+        if label == most or not sent[label] or not gained[most] > 0:
             continue
-        ours, theirs = sent[name], sent[most]
-        ratio, word = (theirs / ours, "fewer") if ours <= theirs else (ours / theirs, "more")
+        few, many = sorted((sent[label], sent[most]))
+        ratio, word = many / few, "fewer" if sent[label] <= sent[most] else "more"
         times = f"{ratio:.1f} times {word}" if ratio < 10 else f"{ratio:,.0f} times {word}"
-        kept = f"{name} keeps {own / gained[most]:.0%} of {most}'s loss improvement"
-        lines.append(f"{kept} with {'about as many' if ratio < 1.05 else times} bytes.")
-    return lines
+        kept = f"{label} keeps {own / gained[most]:.0%} of {most}'s loss improvement"
+        said.append(f"{kept} with {'about as many' if ratio < 1.05 else times} bytes.")
+    return said
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -156,7 +163,7 @@ Folders = Mapping[str, Mapping[str, Sequence[Path]]]  # of finished runs, by sce
 def write_comparison(
     out: Path, title: str, folders: Folders, sheets: Sequence[Sheet], content: Any, lines: Sequence[str] = ()
 ) -> None:
-    """Write compare.txt, .md, .tex, .json, .html and .png.
+    """Writes compare.txt, .md, .json, .html and .png.
 
     Args:
         out: the folder.
@@ -175,7 +182,6 @@ def write_comparison(
     marked = [sheet.markdown() for sheet in sheets] + ([said] if said else [])
     write_whole(out / "compare.txt", "\n".join(text).encode())
     write_whole(out / "compare.md", "\n".join(marked).encode())
-    write_whole(out / "compare.tex", "\n".join(sheet.latex() for sheet in sheets).encode())
     write_whole(out / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
     views = {
         scenario: {label: [view_folder(folder) for folder in seeds] for label, seeds in runs.items() if seeds}
@@ -186,21 +192,3 @@ def write_comparison(
         panels += curves({label: [view.lines for view in seeds] for label, seeds in runs.items()}, scenario)
     draw(panels, out / "compare.png", across=4)
     write_whole(out / "compare.html", comparison_page(title, views, sheets, lines).encode())
-
-
-def compare_runs(folders: Mapping[str, Path], title: str = "Comparison") -> tuple[list[Sheet], list[str], list[Any]]:
-    """Puts finished runs side by side: tables, sentences, and everything for programs in the form that sweeps have.
-
-    Args:
-        folders: each run's, by label.
-        title: above the first table.
-    """
-    summaries = {label: read_summary(folder) for label, folder in folders.items()}
-    compared = [Compared(label, [summary]) for label, summary in summaries.items()]
-    sheets = [results_sheet(title, compared), costs_sheet("Costs of a round", compared)]
-    content = [
-        {"scenario": "", "label": label, "chosen": [], "tried": [], "failed": {}, "folder": str(folders[label]),
-         "summaries": {str(view_folder(folders[label]).settings.get("seed", 0)): summary}}
-        for label, summary in summaries.items()
-    ]  # fmt: skip
-    return sheets, comparison_lines(summaries), content

@@ -1,7 +1,6 @@
-"""Makes pages: report.html of one run, of several side by side, and the live page. Each is a file that loads no other.
+"""Makes pages: report.html of one run, and of several side by side. Each is a file that loads no other.
 
-Pages are made with Jinja from the templates beside this file; charts are SVG by Matplotlib. Only the live page has a
-script, of a few lines.
+Pages are made with Jinja from the templates beside this file; charts are SVG by Matplotlib. No page has a script.
 """
 
 import re
@@ -28,21 +27,12 @@ PHASE_NAMES = {"local": "local training", "projection": "projection", "aggregati
                "rebuild": "rebuilding the weights", "evaluation": "evaluation"}  # fmt: skip
 
 
-def run_page(view: RunView, live: bool = False) -> str:
-    """Returns a run's report, as far as it goes.
-
-    Args:
-        view: the run.
-        live: whether the page has a few lines of script that ask the server of the page for the newest body.
-    """
-    return _render("report.html", title=view.title, body=run_body(view), live=live)
-
-
-def run_body(view: RunView) -> Markup:
-    """Returns what stands on a run's page."""
+def run_page(view: RunView) -> str:
+    """Returns a run's report, as far as the run has come."""
     clients = view.clients()
     columns = list(dict.fromkeys(name for row in clients for name in row.metrics if not name.endswith("perplexity")))
-    text = _render(
+    return framed_page(
+        view.title,
         "run.html",
         view=view,
         tiles=_tiles(view),
@@ -54,7 +44,6 @@ def run_body(view: RunView) -> Markup:
         digest=next((line.weights_digest for line in reversed(view.lines) if line.weights_digest), None),
         summary=view.summary or {},
     )
-    return Markup(text)  # Jinja has escaped what goes in
 
 
 def comparison_page(
@@ -80,9 +69,9 @@ def comparison_page(
     }
     tables = [flat(view.settings) for view in firsts.values()]
     values = {key: [str(table.get(key, "-")) for table in tables] for key in sorted({k for t in tables for k in t})}
-    body = _render(
+    return framed_page(
+        title,
         "comparison.html",
-        title=title,
         count=sum(len(views) for runs in blocks.values() for views in runs.values()),
         legend=[(label, swatch(number)) for number, label in enumerate(labels)],
         blocks=[
@@ -95,20 +84,21 @@ def comparison_page(
         differences=[(key, row) for key, row in values.items() if len(set(row)) > 1 and key != "title"],
         digests=[(label, (view.summary or {}).get("weights_digest", "not finished")) for label, view in firsts.items()],
     )
-    return _render("report.html", title=title, body=Markup(body), live=False)
 
 
-def framed_page(title: str, template: str, package: str, **content: Any) -> str:
-    """Returns a page of another package in the frame that all pages have.
+def framed_page(title: str, template: str, package: str = "fedseed.reports", **content: Any) -> str:
+    """Returns a page in the frame that all pages have.
 
     Args:
         title: the page's title, which its template is given, too.
         template: the name of a file in the package's folder `templates`, for what stands on the page.
-        package: the package's name.
+        package: the name of the package that the template is in.
         content: what the template is given; besides it gets `made`, which fedseed made the page, and when.
     """
-    body = Markup(_render(template, package, title=title, **content))
-    return _render("report.html", title=title, body=body, live=False)
+    made = f"fedseed {fedseed.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    body = _environment(package).get_template(template).render(made=made, title=title, **content)
+    # Jinja has escaped what goes into the body
+    return _environment("fedseed.reports").get_template("report.html").render(title=title, body=Markup(body))
 
 
 # -- what stands on a page ---------------------------------------------------------------------------------------------
@@ -152,8 +142,7 @@ def _run_charts(view: RunView) -> list[Drawn]:
         panels.append(Panel("clients' local loss", [Series("local loss", local)], ROUND, Axis("")))
     if view.payload() is not None:
         both = [Series("up", view.bytes_curve("up")), Series("down", view.bytes_curve("down"), number=1)]
-        title = f"payload of a client that takes part, {'summed up' if view.status is None else 'a round'}"
-        panels.append(Panel(title, both, ROUND, Axis("", unit="bytes")))
+        panels.append(Panel("payload of a client that takes part, summed up", both, ROUND, Axis("", unit="bytes")))
     spent = []
     for number, phase in enumerate(view.seconds()):
         per_round = [
@@ -190,8 +179,3 @@ def _environment(package: str) -> Environment:
         metric_title=metric_title, human_bytes=human_bytes,
     )  # fmt: skip
     return made
-
-
-def _render(template: str, package: str = "fedseed.reports", **content: Any) -> str:
-    made = f"fedseed {fedseed.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    return _environment(package).get_template(template).render(made=made, **content)

@@ -100,34 +100,6 @@ class Sheet:
         table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
         return "\n".join([f"**{self.title}**", "", *table, *(["", self.note] if self.note else [])]) + "\n"
 
-    def latex(self) -> str:
-        """Returns the table for a paper; needs the package booktabs."""
-        body = [" & ".join(map(_tex, line)) + r" \\" for line in self.rows]
-        return "\n".join(
-            [
-                r"\begin{table}",
-                r"\centering",
-                rf"\caption{{{_tex(' '.join([self.title + '.', self.note]).strip())}}}",
-                rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}",
-                r"\toprule",
-                " & ".join(map(_tex, self.head)) + r" \\",
-                r"\midrule",
-                *body,
-                r"\bottomrule",
-                r"\end{tabular}",
-                r"\end{table}",
-                "",
-            ]
-        )
-
-
-_TEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-        **{c: "\\" + c for c in "&%$#_{}"}}  # fmt: skip
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(c, c) for c in text)
-
 
 def human_seconds(seconds: float) -> str:
     """Returns a time with a unit; "-" if it is not known."""

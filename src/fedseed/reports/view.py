@@ -14,7 +14,7 @@ from fedseed.errors import FedseedError
 from fedseed.reports.results import RoundLine
 from fedseed.text import natural
 
-State = Literal["finished", "running", "stopped", "waiting", "unknown"]
+State = Literal["finished", "running", "stopped", "unknown"]
 
 
 @dataclass
@@ -49,8 +49,7 @@ class RunView:
         recipe: its recipe as text; "" if it has none.
         round: the last round that is known to count.
         rounds: how many there will be; None: not known.
-        state: whether it goes on; waiting: there is nothing of it yet.
-        status: what a coordinator says of itself, for a run on a network.
+        state: whether it goes on; unknown: this system does not tell.
     """
 
     name: str
@@ -60,7 +59,6 @@ class RunView:
     round: int = 0
     rounds: int | None = None
     state: State = "unknown"
-    status: Mapping[str, Any] | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -70,8 +68,7 @@ class RunView:
     @property
     def method(self) -> str:
         """Returns the method's name; "" if nothing says it."""
-        named = (self.summary or {}).get("method") or (self.status or {}).get("method")
-        return str(named or self.settings.get("method", {}).get("name", ""))
+        return str((self.summary or {}).get("method") or self.settings.get("method", {}).get("name", ""))
 
     @property
     def title(self) -> str:
@@ -83,8 +80,7 @@ class RunView:
         """Returns the names of the metrics that are measured on held-out examples."""
         if self.summary is not None:
             return list(self.summary["baseline"])
-        first = self.lines if self.status is not None else self.lines[:1]
-        return list(dict.fromkeys(name for line in first for name in line.metrics))
+        return list(self.lines[0].metrics) if self.lines else []
 
     def before_and_after(self, name: str) -> tuple[float | None, float | None]:
         """Returns a metric before any round, and the newest value; None where it was not measured."""
@@ -98,12 +94,7 @@ class RunView:
         return [(line.round, value) for line in self.lines if (value := line.get(name)) is not None]
 
     def bytes_curve(self, direction: Literal["up", "down"]) -> list[tuple[float, float]]:
-        """Returns (round, payload bytes of a client that takes part in every round, up to and with it).
-
-        Of a run on a network not every round may have been seen: there each round's own.
-        """
-        if self.status is not None:
-            return self.curve(f"bytes_{direction}")
+        """Returns (round, payload bytes of a client that takes part in every round, up to and with it)."""
         each = [(line.bytes_up if direction == "up" else line.bytes_down) * line.rounds for line in self.lines]
         return list(zip((line.round for line in self.lines), accumulate(each), strict=True))
 
@@ -171,18 +162,6 @@ def view_folder(folder: Path, summary: Mapping[str, Any] | None = None) -> RunVi
     return view
 
 
-def stamp(folder: Path) -> tuple[object, ...]:
-    """Returns something that differs whenever a run has written into its folder."""
-    found = []
-    for name in ("metrics.jsonl", "progress.jsonl", "summary.json", "recipe.toml"):
-        try:
-            at = (folder / name).stat()
-            found.append((at.st_mtime_ns, at.st_size))
-        except OSError:
-            found.append((0, 0))
-    return (*found, _held(folder / "progress.jsonl"))
-
-
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
@@ -207,46 +186,3 @@ def _held(path: Path) -> bool | None:
     except OSError:
         return None if path.exists() else False
     return any(f":{inode} " in line for line in table.splitlines() if "FLOCK" in line)  # devices differ on some systems
-
-
-# -- a run on a network ------------------------------------------------------------------------------------------------
-
-
-class Watched:
-    """A run of which a coordinator tells, seen from outside: curves begin with the first answer.
-
-    Args:
-        name: the run's.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.status: Mapping[str, Any] | None = None
-        self.asked = float("-inf")  # when, by the clock of whoever asks
-        self.count = 0  # of answers that said something new
-        self._lines: list[RoundLine] = []
-        self._there = False
-        self._over = False  # the server's log says so
-
-    def tell(self, status: Mapping[str, Any] | None) -> None:
-        """Takes what a coordinator has answered; None or an answer without a round: there is none."""
-        there = status is not None and "round" in status
-        self._over = bool((status or {}).get("ended"))
-        if there == self._there and (not there or status == self.status) and self.status is not None:
-            return
-        self._there, self.count = there, self.count + 1
-        self.status = status if there else self.status or {}
-        last = (status or {}).get("last") or {}
-        if there and "round" in last:
-            if self._lines and last["round"] <= self._lines[-1].round:
-                self._lines.pop()  # it is evaluated now, or begun again
-            self._lines.append(RoundLine.from_json(last))
-
-    def view(self) -> RunView:
-        """Returns the run as a page shows it."""
-        status = self.status or {}
-        made = RunView(self.name, list(self._lines), None, "", status.get("round", 0), status.get("rounds"))
-        made.status = status if "alive" in status else None
-        seen = self._lines and made.rounds is not None and self._lines[-1].round >= made.rounds
-        made.state = "running" if self._there else "finished" if self._over or seen else "stopped"
-        return made

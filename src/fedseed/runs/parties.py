@@ -1,8 +1,7 @@
 """The parties of a federation: who takes part, how many of them a run needs, and the data that each has. Free of torch.
 
-The list comes from the recipe, from the folder that `fedseed keys` made, from whoever enrols before the start, or,
-where the task deals its data to clients that it names itself, from any of them. The data of each lies in one process
-(a folder with a file for each), or at its site.
+The list comes from the recipe, from whoever enrols before the start, or, where the task deals its data to clients that
+it names itself, from any of them. The data of each lies in one process (a folder with a file for each), or at its site.
 """
 
 import json
@@ -11,51 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
-from fedseed.federation.protocol import listed
-from fedseed.runs.keys import explain
-from fedseed.runs.recipe import FederationSettings, Recipe
+from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData, TaskData
 
-ROSTER_FILE = "clients.json"  # in the folder of `fedseed keys`, and in that of a run whose clients enrolled
+ROSTER_FILE = "clients.json"  # in the folder of a run whose clients enrolled
 WHO = (
     "who takes part is not said, and no site sees the others' files: name the clients in the recipe "
-    '(federation.clients = ["north", "south"]), take them from the keys (serve --clients-from KEYS), or let them enrol '
-    '(federation.enrolment = "open" with federation.start_with)'
+    '(federation.clients = ["north", "south"]), or let them enrol (federation.enrolment = "open" with '
+    "federation.start_with)"
 )
-
-
-def with_keys(recipe: Recipe, folder: Path) -> Recipe:
-    """Returns the recipe with the clients that there are keys for.
-
-    Args:
-        recipe: the recipe.
-        folder: what `fedseed keys` made.
-
-    Raises:
-        RecipeError: there is no list, or the recipe does not go with it.
-    """
-    settings, task = recipe.federation, recipe.task
-    if settings.enrolment == "open":
-        raise RecipeError('--clients-from: federation.enrolment = "open" lets anybody enrol; leave one of them out')
-    if not task.own_data:
-        raise RecipeError(f'--clients-from: task.name = "{task.name}" names its clients itself; leave it out')
-    if not (folder / ROSTER_FILE).is_file():
-        raise RecipeError(f"--clients-from {folder}: no {ROSTER_FILE} there that `fedseed keys` has made")
-    found = read_names(folder / ROSTER_FILE)
-    if settings.clients is not None:
-        if sorted(settings.clients) != sorted(found):
-            there = f"federation.clients has {listed(settings.clients)}"
-            raise RecipeError(f"--clients-from {folder}: {listed(found)} there, {there}")
-        return recipe
-    try:
-        made = FederationSettings.model_validate({**settings.model_dump(), "clients": found})
-    except ValidationError as error:
-        raise RecipeError(explain(error, {}, FederationSettings)) from error
-    return recipe.model_copy(update={"federation": made})
 
 
 def names_beforehand(recipe: Recipe) -> list[str] | None:

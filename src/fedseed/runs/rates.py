@@ -15,7 +15,6 @@ All of it takes about a tenth of the run's passes. Seeds and batches are those o
 compared along the same directions.
 """
 
-import re
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,6 @@ from typing import Any
 
 import torch
 
-from fedseed.durable import write_whole
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.methods import Method
 from fedseed.models import adapters
@@ -300,32 +298,3 @@ def _start(
 
 def _length(tensors: Sequence[torch.Tensor]) -> float:
     return float(sum(float(tensor.double().square().sum()) for tensor in tensors)) ** 0.5
-
-
-# -- the recipe's line -----------------------------------------------------------------------------------------------
-
-
-def write_rate(path: Path, found: Found) -> None:
-    """Writes the rate into a recipe's file, and changes nothing else.
-
-    Raises:
-        RecipeError: the file does not say the rate on a line of its own; names the line to write.
-    """
-    table, _, name = found.key.rpartition(".")
-    text = path.read_text(encoding="utf-8")
-    head = re.compile(rf"(?m)^[ \t]*\[{re.escape(table)}\][^\n]*\n")
-    line = f"{name} = {found.rate:g}"
-    placed, wanted = text, tomllib.loads(text)
-    if (at := head.search(text)) is not None:
-        end = re.compile(r"(?m)^[ \t]*\[").search(text, at.end())
-        part = text[at.end() : end.start() if end else len(text)]
-        old = re.compile(rf"(?m)^([ \t]*){name}[ \t]*=[ \t]*[^\s#]+")
-        new = old.sub(rf"\g<1>{line}", part, count=1) if old.search(part) else f"{line}\n{part}"
-        placed = text[: at.end()] + new + text[at.end() + len(part) :]
-    inner = wanted
-    for part in table.split("."):
-        inner = inner.setdefault(part, {})
-    inner[name] = float(f"{found.rate:g}")
-    if tomllib.loads(placed) != wanted:
-        raise RecipeError(f"{path}: it has no line for the rate that could be changed; write [{table}] {line}")
-    write_whole(path, placed.encode())

@@ -299,7 +299,6 @@ class Simulation(Run):
         if workers is not None:
             self.team = workers
             self.team.limit(per_round)
-            self.team.warn = self.progress.warn
             memory = self.worker.memory.folder if self.method.remembers else None
             self.team.expect(hosted.start, self.method.catch_up.replaces, memory)
             weakref.finalize(self, self.team.close)  # of a simulation that never runs, too

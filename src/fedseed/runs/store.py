@@ -10,15 +10,14 @@ import base64
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedseed.durable import replacing
 from fedseed.errors import FedseedError, OrbitError
@@ -29,17 +28,12 @@ from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 from fedseed.orbit.file import begin, scan
 from fedseed.weights.layout import ITEM_BYTES
 
-KEPT = "coordinator."  # the names of a coordinator's arrays begin so
-_DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
-_NAMES = {short: name for name, short in _DTYPES.items()}
+SAFETENSORS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # its names of dtypes
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What the file holds.
+    """What `model.safetensors` in a run's folder holds.
 
     Args:
         header: what the run is.
@@ -47,94 +41,59 @@ class Weights:
         changed: the last round whose step was not empty.
         data: the trained tensors' bytes, one after the other, in the layout's order.
         digest: the weights' hex digest.
-        kept: what the coordinator remembers besides the weights, as arrays by name.
     """
 
     header: Header
     round: int
     changed: int
     data: bytes
-    digest: str = NO_DIGEST
-    kept: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    digest: str
 
 
 def write_weights(path: Path, weights: Weights) -> None:
-    """Write the file in place of an older one; it is on disk when this returns.
+    """Writes the file in place of an older one; it is on disk when this returns.
 
     Raises:
         StorageError: it can't be written; the older one is still there.
     """
-    layout, kept = weights.header.layout, {n: np.ascontiguousarray(a) for n, a in weights.kept.items() if n != SIZES}
-    parts = [(e.name, e.dtype, e.shape, e.size * ITEM_BYTES[e.dtype]) for e in layout.tensors]
-    parts += [(KEPT + name, array.dtype.name, array.shape, array.nbytes) for name, array in kept.items()]
-    digest = weights.digest if weights.digest != NO_DIGEST else weights.header.digest_of(weights.data)
-    about: dict[str, Any] = {
-        "round": weights.round, "changed": weights.changed, "digest": digest,
-        "sizes": [float(size) for size in weights.kept.get(SIZES, ())],
-        "header": base64.b64encode(begin(weights.header)).decode(),
-    }  # fmt: skip
-    table: dict[str, Any] = {}
+    header = base64.b64encode(begin(weights.header)).decode()
+    about = {"round": weights.round, "changed": weights.changed, "digest": weights.digest, "header": header}
+    table: dict[str, Any] = {"__metadata__": {"format": "pt", "fedseed": json.dumps(about)}}
     position = 0
-    for name, dtype, shape, size in parts:
-        offsets = [position, position + size]
-        table[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": offsets}
-        position += size
-    about["check"] = _check(about, table, [array.tobytes() for array in kept.values()])
-    table = {"__metadata__": {"format": "pt", "fedseed": json.dumps(about)}, **table}
+    for entry in weights.header.layout.tensors:
+        offsets = [position, position := position + entry.size * ITEM_BYTES[entry.dtype]]
+        table[entry.name] = {"dtype": SAFETENSORS[entry.dtype], "shape": entry.shape, "data_offsets": offsets}
+    table["__metadata__"]["check"] = _check(table)
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.write(weights.data)
-        for array in kept.values():
-            file.write(array.data)
 
 
 def read_weights(path: Path) -> Weights:
     """Reads what `write_weights` wrote. Raises OrbitError: it can't be read, is damaged, or is no such file."""
     try:
-        data = memoryview(path.read_bytes())
+        data = path.read_bytes()
         start = 8 + int.from_bytes(data[:8], "little")
-        table = json.loads(bytes(data[8:start]))
-        said = table.pop("__metadata__", {}).get("fedseed")
-        if said is None:
+        table = json.loads(data[8:start])
+        if "check" not in table.get("__metadata__", {}):
             raise ValueError("it does not say which run it is of")
-        about = json.loads(said)
+        if table["__metadata__"].pop("check") != _check(table):
+            raise ValueError("what stands before the weights is not as it was written")
+        about = json.loads(table["__metadata__"]["fedseed"])
         header = scan(base64.b64decode(about["header"]), str(path))[0].header
-        found = {name: _part(data[start:], part) for name, part in table.items()}
-        tensors = [found[entry.name] for entry in header.layout.tensors]
-        if any(len(t) != e.size * ITEM_BYTES[e.dtype] for t, e in zip(tensors, header.layout.tensors, strict=True)):
-            raise ValueError("a tensor of another size")
-        weights = b"".join(tensors)
-        kept = {
-            name.removeprefix(KEPT): np.frombuffer(found[name], np.dtype(_NAMES[part["dtype"]])).reshape(part["shape"])
-            for name, part in table.items()
-            if name.startswith(KEPT)
-        }
-        kept[SIZES] = np.array(about["sizes"], dtype=np.float64)
-        number, changed, digest = int(about["round"]), int(about["changed"]), str(about["digest"])
-        if about.pop("check") != _check(about, table, [found[name] for name in table if name.startswith(KEPT)]):
-            raise ValueError("what stands beside the weights is not as it was written")
+        weights = data[start:]
+        if len(weights) != header.layout.dense_bytes or header.digest_of(weights) != about["digest"]:
+            raise ValueError("the weights' digest differs from the one written with them")
+        return Weights(header, int(about["round"]), int(about["changed"]), weights, about["digest"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise OrbitError(f"{path}: not the weights of a run, or damaged: {error}") from error
-    if header.digest_of(weights) != digest:
-        raise OrbitError(f"{path}: the weights' digest differs from the one written with them")
-    return Weights(header, number, changed, weights, digest, kept)
 
 
-def _check(about: Mapping[str, Any], table: Mapping[str, Any], kept: Sequence[bytes | memoryview]) -> str:
-    """Returns a hash of all that the file has besides the weights, which have a digest of their own."""
-    hashed = blake2b(json.dumps([about, table], sort_keys=True).encode(), digest_size=16)
-    for data in kept:
-        hashed.update(data)
-    return hashed.hexdigest()
-
-
-def _part(data: memoryview, about: Mapping[str, Any]) -> memoryview:
-    first, last = about["data_offsets"]
-    if not 0 <= first <= last <= len(data):
-        raise ValueError("it is cut short")
-    return data[first:last]
+def _check(table: dict[str, Any]) -> str:
+    """Returns a hash of all that stands before the weights, which have a digest of their own."""
+    return blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 SYNC_SECONDS = 1.0  # between writes to the disk of files that follow a log
@@ -230,10 +189,10 @@ class StepStore(ABC):
     def release(self) -> None:  # noqa: B027
         """Close the file as it is."""
 
-    # -- what the coordinator remembers and no step says -----------------------------------------------------------
+    # -- what the coordinator remembers and no step says: kept-ROUND.npz -------------------------------------------
 
     def _keep(self, number: int) -> None:
-        """Write it, before the round counts; that of the round before stays."""
+        """Writes it, before the round counts; that of the round before stays."""
         if kept := self.coordinator.state_dict():
             with replacing(self.folder / f"kept-{number}.npz") as temporary, open(temporary, "wb") as file:
                 np.savez(file, **kept)  # type: ignore[arg-type]
@@ -385,7 +344,7 @@ class WeightsStore(StepStore):
         contents = self._take(found.round, found.changed, found.data)
         if not found.changed:
             return Restored(found.round, contents)
-        self.coordinator.load_state_dict(found.kept)
+        self._take_kept(found.round)
         step = Record(found.changed, found.data, found.digest)
         unlogged = [step.payload if number == step.round else b"" for number in range(1, found.round + 1)]
         return Restored(found.round, contents, [step], () if logged is None else unlogged)
@@ -398,25 +357,23 @@ class WeightsStore(StepStore):
         return contents
 
     def prepare(self, number: int) -> None:
-        """Write what the coordinator remembers besides the weights, which the log has."""
-        if self.follows:
-            self._keep(number)
+        self._keep(number)
 
     def _write(self, record: Record, lazily: bool) -> None:
         self._round = record.round
         if record.payload:
             self._changed = record.round
         if not self.follows:
-            self._save(record.digest, self.coordinator.state_dict())
+            self._save(record.digest)
 
-    def _save(self, digest: str, kept: Mapping[str, NDArray[Any]]) -> None:
+    def _save(self, digest: str) -> None:
         weights = self.coordinator.weights
         if weights is not None:
-            write_weights(self.path, Weights(self.header, self._round, self._changed, weights, digest, kept))
+            known = digest if digest != NO_DIGEST else self.header.digest_of(weights)
+            write_weights(self.path, Weights(self.header, self._round, self._changed, weights, known))
 
     def complete(self, digest: str) -> int | None:
         self.confirm(digest)
         if self.follows:
-            self._save(digest, {})
-            self._forget_kept()
+            self._save(digest)
         return None

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedseed.errors import FedseedError, RecipeError, to_install
+from fedseed.errors import FedseedError, RecipeError
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
@@ -294,46 +294,3 @@ def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]
     equipment = equipped(recipe, data, tuned.model, tuned.processor)
     measure, notes = evaluation_of(recipe, equipment, data)
     return measure(tuned.model), [*data.notes, *notes]
-
-
-def evaluate_by_harness(
-    tuned: Tuned, tasks: Sequence[str], include: Path | None = None, limit: int | None = None
-) -> dict[str, dict[str, float]]:
-    """Returns a language model's results on tasks of `lm-evaluation-harness`.
-
-    Args:
-        tuned: the model.
-        tasks: the harness' names of tasks.
-        include: a folder with tasks of one's own, in the harness' form.
-        limit: examples of each task; None: all.
-
-    Returns:
-        Numbers by metric, by task.
-
-    Raises:
-        FedseedError: the harness is not installed; it knows no such task, or fails.
-    """
-    try:
-        import lm_eval
-        from lm_eval.models.huggingface import HFLM
-        from lm_eval.tasks import TaskManager
-    except ImportError as error:
-        raise FedseedError(f"--lm-eval needs lm-evaluation-harness ({error}): {to_install('lm-eval')}") from error
-    from fedseed.objectives.tokens import beginning
-
-    manager = TaskManager(include_path=None if include is None else str(include))
-    unknown = [name for name in tasks if not manager.match_tasks([name])]
-    if unknown:
-        raise RecipeError(f"--lm-eval {','.join(tasks)}: the harness knows no task {', '.join(unknown)}")
-    try:
-        begins = bool(beginning(tuned.processor))  # as training has it; the harness would leave it out
-        model: Any = HFLM(pretrained=tuned.model, tokenizer=tuned.processor, add_bos_token=begins)
-        found = lm_eval.simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, limit=limit)
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
-        raise FedseedError(
-            f"lm-evaluation-harness: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
-        ) from error
-    return {
-        task: {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
-        for task, numbers in found["results"].items()
-    }

@@ -2,11 +2,10 @@
 
 Each holds the model at the weights of the run: it loads the base by itself, and is told with each piece of work which
 steps it has not applied yet. A client's answer depends on (seed, round, client) and the weights and on nothing else, so
-it does not matter which process computes it, when, or how often. So a worker that dies is replaced, and what it was
-working on is done again.
+it does not matter which process computes it, or when. A worker that dies ends the run, which `--resume` goes on with.
 
-Each worker has a thread here, which takes the next piece of work, sends it and waits for the result, also while the
-main thread evaluates.
+There are as many threads here as workers: each takes a free worker, sends it a piece of work and waits for the result,
+also while the main thread evaluates.
 """
 
 import pickle
@@ -15,8 +14,8 @@ import signal
 import threading
 import traceback
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -29,10 +28,6 @@ from fedseed.processes import start, tell
 
 if TYPE_CHECKING:
     from fedseed.federation.hosted import Hosted
-    from fedseed.federation.worker import Answer
-    from fedseed.training.together import Look, Seen
-
-MOST_DEATHS = 5  # of one worker, or over one piece of work, without a result in between: it will not get better
 
 
 # -- what a run and its workers say to each other: pickled, for they are one program and trust each other --------------
@@ -68,40 +63,20 @@ class Order(NamedTuple):
 class Done(NamedTuple):
     """Work is done, or one process would have raised something: then the worker ends."""
 
-    result: "Answer | Mapping[Look, Seen] | None" = None  # a client's answer, or losses by look
+    result: Any = None  # the start of an orbit of what it has loaded; then an `Answer`, or what was seen by look
     memory: int = 0  # the worker's peak so far, in bytes
     error: Exception | None = None
 
 
 @dataclass
-class _Task:
-    """A piece of a round's work."""
-
-    order: Work
-    result: "Future[Any]" = field(default_factory=Future)
-    losses: int = 0  # how many workers died over it
-
-
-@dataclass
-class _Seat:
-    """The place of a worker; one that dies is followed by another in the same place."""
+class Seat:
+    """The place of a worker."""
 
     number: int
     process: BaseProcess | None = None
     connection: "Connection[Any, Any]" = field(init=False)
     start: bytes | None = None  # what an orbit of the model that it has loaded begins with; None: it has not yet
     at: int = 0  # the round of the newest step that it has been told
-    task: _Task | None = None
-    deaths: int = 0  # of workers in this place since one there has had a result
-
-    def end(self) -> int:
-        """Ends the worker, whatever it does, and returns its exit code."""
-        assert self.process is not None
-        self.process.kill()
-        self.connection.close()
-        self.process.join()
-        assert self.process.exitcode is not None
-        return self.process.exitcode
 
 
 class Workers:
@@ -126,16 +101,15 @@ class Workers:
             threads = max(1, torch.get_num_threads() // count)
         self._load = pickle.dumps(load)
         self.threads = threads
-        self.seats = [_Seat(number) for number in range(count)]
+        self.seats = [Seat(number) for number in range(count)]
         self.memory = 0  # the largest peak of a worker, in bytes
-        self.warn: Callable[[str], None] = lambda text: None  # is told of workers that died, from their threads
         self._expected = b""
         self._newest = False
         self._remembered: Path | None = None
-        self._records: list[Record] = []  # what a new worker has to catch up on
-        self._waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._dealt: list[_Task] = []
-        self._lives: list[threading.Thread] = []
+        self._records: list[Record] = []  # what a worker that has just loaded catches up on
+        self._threads: ThreadPoolExecutor | None = None
+        self._free: queue.SimpleQueue[Seat] = queue.SimpleQueue()
+        self._dealt: list[Future[Any]] = []
         self._closing = False
         self._lock = threading.Lock()  # no worker is started once they are told to end
 
@@ -143,14 +117,16 @@ class Workers:
 
     def load(self) -> None:
         """Let the workers load, once; this process may do the same meanwhile."""
-        if not self._lives and not self._closing:
-            self._lives = [threading.Thread(target=self._live, args=(seat,), daemon=True) for seat in self.seats]
-            for life in self._lives:
-                life.start()
+        if self._threads is None and not self._closing:
+            self._threads = ThreadPoolExecutor(len(self.seats))
+            for seat in self.seats:
+                self._free.put(seat)
+            for _ in self.seats:
+                self._threads.submit(self._give, None)
 
     def limit(self, most: int) -> None:
         """Starts no more workers than can have work at once."""
-        if not self._lives:
+        if self._threads is None:
             del self.seats[most:]
 
     def expect(self, start: bytes, newest: bool, memory: Path | None = None) -> None:
@@ -168,18 +144,17 @@ class Workers:
     def begin(self, orders: Sequence[Work]) -> None:
         """Deal out a round's work; `results` waits for it."""
         self.load()
-        self._dealt = [_Task(order) for order in orders]
-        for task in self._dealt:
-            self._waiting.put(task)
+        if self._threads is not None:
+            self._dealt = [self._threads.submit(self._give, order) for order in orders]
 
     def results(self) -> list[Any]:
         """Returns the results of the work that was dealt out, in its order, once all are there.
 
         Raises:
-            FedseedError: workers die again and again, or one has another base.
+            FedseedError: a worker has died, or has another base.
             Exception: what a worker raised.
         """
-        return [task.result.result() for task in self._dealt]
+        return [dealt.result() for dealt in self._dealt]
 
     def apply(self, *records: Record) -> None:
         """Takes steps, which workers apply before they go on; those of an earlier session, too."""
@@ -198,98 +173,66 @@ class Workers:
         """End all workers, whatever they do; again is fine."""
         with self._lock:
             self._closing = True
-            for seat in self.seats:
-                self._waiting.put(None)
-                if seat.process is not None:
-                    seat.process.kill()
-        for life in self._lives:
-            life.join()
+            processes = [seat.process for seat in self.seats if seat.process is not None]
+            for process in processes:
+                process.kill()
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+        for process in processes:
+            process.join()
 
-    # -- a worker's thread -------------------------------------------------------------------------------------------
+    # -- in a thread -------------------------------------------------------------------------------------------------
 
-    def _live(self, seat: _Seat) -> None:
-        """Has workers in a place, one after the other if they die, and gives them work until the run is over."""
+    def _give(self, work: Work | None) -> Any:
+        """Lets a free worker do a piece of work, and returns the result; None: the worker is started, and no more."""
+        seat = self._free.get()
         try:
-            while self._start(seat):
-                try:
-                    problem = self._give_work(seat)
-                except (EOFError, OSError):
-                    self._replace(seat)
-                    continue
-                if problem is not None:
-                    self._fail(problem, seat.task)
-        except Exception as error:
-            self._fail(error, seat.task)
-        if seat.process is not None:
-            seat.end()
+            with self._lock:
+                if seat.process is None and not self._closing:
+                    seat.process, seat.connection = start(main, seat.number, self._load, threads=self.threads)
+            return None if work is None else self._done(seat, work)
+        except (EOFError, OSError) as error:
+            assert seat.process is not None
+            seat.process.join()
+            how = _how(seat.process.exitcode or 0)
+            raise FedseedError(
+                f"worker {seat.number + 1} died ({how}): --resume goes on. Each holds a model of its own: try fewer "
+                "--workers, or smaller batches (method.training.batch, method.batch)"
+            ) from error
+        finally:
+            self._free.put(seat)
 
-    def _start(self, seat: _Seat) -> bool:
-        """Starts a worker where there is none; returns whether the run goes on."""
-        with self._lock:
-            if seat.process is None and not self._closing:
-                seat.start, seat.at = None, 0
-                made = start(main, seat.number, self._load, threads=self.threads)
-                seat.process, seat.connection = made
-        return not self._closing
-
-    def _give_work(self, seat: _Seat) -> Exception | None:
-        """Lets a worker that has loaded the model do the next piece of work.
-
-        Returns:
-            What the worker has raised, or what is wrong with it; None: nothing.
+    def _done(self, seat: Seat, work: Work) -> Any:
+        """Returns the result of a piece of work.
 
         Raises:
+            FedseedError: the worker has loaded another model.
             EOFError, OSError: it has died.
+            Exception: what it has raised.
         """
         if seat.start is None:
-            done = seat.connection.recv()
-            if done.error is not None:
-                return done.error
-            seat.start = done.result
-        task = seat.task = self._waiting.get()
-        if task is None:
-            return None
+            seat.start = _received(seat).result
         if seat.start != self._expected:
-            return FedseedError(
+            raise FedseedError(
                 f"worker {seat.number + 1} has loaded another model than this process: has the base changed meanwhile? "
                 "Start again"
             )
         lacking = self._records[bisect_right(self._records, seat.at, key=lambda record: record.round) :]
         if seat.at:  # only one that begins here compares: to hash the weights takes long
             lacking = [replace(record, digest=NO_DIGEST) for record in lacking]
-        tell(seat.connection, Order(lacking, self._remembered, task.order))
+        tell(seat.connection, Order(lacking, self._remembered, work))
         seat.at = lacking[-1].round if lacking else seat.at
-        done = seat.connection.recv()
-        if done.error is not None:
-            return done.error
+        done = _received(seat)
         self.memory = max(self.memory, done.memory)
-        seat.task, seat.deaths = None, 0
-        task.result.set_result(done.result)
-        return None
+        return done.result
 
-    def _replace(self, seat: _Seat) -> None:
-        """Clears a dead worker's place for another one, which will find its work dealt again."""
-        if self._closing:
-            return
-        code, task, loaded = seat.end(), seat.task, seat.start is not None
-        seat.process, seat.task = None, None
-        seat.deaths += 1
-        deaths = seat.deaths
-        if task is not None:
-            task.losses += 1
-            deaths = max(deaths, task.losses)
-        if deaths >= MOST_DEATHS:
-            self._fail(FedseedError(_hopeless(code, deaths, loaded)), task)
-            return
-        self.warn(f"worker {seat.number + 1} died ({_how(code)}): another takes its place")
-        if task is not None:
-            self._waiting.put(task)
 
-    def _fail(self, error: Exception, task: _Task | None) -> None:
-        """Gives up a place: whatever work comes to it fails, until the run is over."""
-        while (task := task or self._waiting.get()) is not None:
-            task.result.set_exception(error)
-            task = None
+def _received(seat: Seat) -> Done:
+    """Returns what a worker says next. Raises what it has raised, or EOFError or OSError if it has died."""
+    done: Done = seat.connection.recv()
+    if done.error is not None:
+        raise done.error
+    return done
 
 
 def _how(code: int) -> str:
@@ -301,15 +244,6 @@ def _how(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"killed by {name}" + (", as a system out of memory does" if name == "SIGKILL" else "")
-
-
-def _hopeless(code: int, deaths: int, loaded: bool) -> str:
-    """Says why it is given up."""
-    when = "over the same work" if loaded else "before they had loaded the model"
-    return (
-        f"workers died {deaths} times in a row {when} ({_how(code)}); each holds a model of its own: try fewer "
-        "--workers, or smaller batches (method.training.batch, method.batch); what was said above may tell more"
-    )
 
 
 # -- a worker ----------------------------------------------------------------------------------------------------------

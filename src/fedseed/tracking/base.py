@@ -146,11 +146,6 @@ def scalars(line: MetricsLine) -> dict[str, float]:
     return {key: value for key, value in numbers.items() if isinstance(value, int | float)}
 
 
-def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a recipe's tables as parameters with dotted names: lists become texts."""
-    return {key: str(value) if isinstance(value, list | tuple) else value for key, value in flat(config).items()}
-
-
 def slashed(values: Mapping[str, Any], head: str = "") -> dict[str, Any]:
     """Returns numbers by names with slashes, by which curves are grouped: "seconds.local" as "seconds/local"."""
     return {head + name.replace(".", "/"): value for name, value in values.items()}

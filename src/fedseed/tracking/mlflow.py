@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
-from fedseed.tracking.base import Start, parameters, scalars
+from fedseed.text import flat
+from fedseed.tracking.base import Start, scalars
 from fedseed.tracking.remote import RemoteTracker
 
 MOST_PARAMETERS = 100  # in one request
@@ -45,7 +46,7 @@ class MLflow(RemoteTracker):
         experiment = client.create_experiment(self.project) if there is None else there.experiment_id
         tags = {"fedseed.method": run.method, **self.tags}
         made = client.create_run(experiment, run_name=self.run_name or run.title, tags=tags).info.run_id
-        chosen = [Param(_name(key), str(v)[:LONGEST_VALUE]) for key, v in parameters(run.config).items()]
+        chosen = [Param(_name(key), str(v)[:LONGEST_VALUE]) for key, v in flat(run.config).items()]
         for first in range(0, len(chosen), MOST_PARAMETERS):
             client.log_batch(made, params=chosen[first : first + MOST_PARAMETERS])
         return made, -1

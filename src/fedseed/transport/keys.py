@@ -93,8 +93,6 @@ def make(
     _write_secret(out / "nats-server.conf", text.encode())
     names = json.dumps({key: name for name, key in public.items()}, indent=1) + "\n"
     (out / "keys.json").write_text(names, encoding="utf-8")  # so that `serve --server-log` knows who is who
-    roster = [client for part in hosted.values() for client in part]
-    (out / "clients.json").write_text(json.dumps(roster, indent=1) + "\n", encoding="utf-8")  # serve --clients-from
     reach = ["--run", run, "--nats", f"tls://{hosts[0]}:{port}"]
     lines = ["# the server", _command("nats-server", "-c", out / "nats-server.conf"), "# the coordinator"]
     lines.append(
