@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -102,16 +103,15 @@ class Watch:
 def coordinator(a: argparse.Namespace) -> None:
     """The coordinator's process: no torch in it."""
     from fedseed.reports.machine import resident_memory
-    from fedseed.runs.loop import Loop
-    from fedseed.runs.network import NetworkBackend
+    from fedseed.runs.network import NetworkRun
     from fedseed.transport import transport
     from fedseed.transport.base import Access
 
     watch = Watch()
     way = transport(Access(a.nats, a.key), "bench")
-    served = NetworkBackend(recipe(a.method, a.steps, a.every), "bench", way, Path(a.out), progress=watch)
+    served = NetworkRun(recipe(a.method, a.steps, a.every), "bench", way, Path(a.out), progress=watch)
     began = time.perf_counter()
-    summary = Loop(served, watch).run(resume=True).summary
+    summary = served.run(resume=True).summary
     seconds = time.perf_counter() - began
     assert "torch" not in sys.modules and "transformers" not in sys.modules
     served.close()
@@ -125,15 +125,20 @@ def coordinator(a: argparse.Namespace) -> None:
 
 def host(a: argparse.Namespace) -> None:
     """A process that hosts clients."""
+    from fedseed.federation.hosted import Hosted
     from fedseed.federation.network_client import NetworkClient
-    from fedseed.runs.joining import part_of
     from fedseed.transport import transport
     from fedseed.transport.base import Access
 
     names = [f"client-{i:04d}" for i in range(a.first, a.first + a.count)]
     checked = recipe(a.method, a.steps, a.every)
     way = transport(Access(a.nats, a.key), "bench")
-    joined = NetworkClient(way, "bench", lambda: part_of(federation(checked, a.clients, a.size), names), checked.rounds)
+
+    def load() -> Hosted:
+        whole = federation(checked, a.clients, a.size).hosted
+        return replace(whole, items={name: whole.items[name] for name in names})
+
+    joined = NetworkClient(way, "bench", load, checked.rounds)
     worker, spent = joined.hosted.worker, []
     for name in ("train_all", "apply"):
         original = getattr(worker, name)

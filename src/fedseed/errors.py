@@ -1,4 +1,4 @@
-"""The errors a user of fedseed can meet, each with what to do about it in its text; and words that many of them use."""
+"""Defines the errors that a user can meet, whose texts say what to do; and makes words that many of them use."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -33,7 +33,7 @@ class NetworkError(FedseedError):
 
 
 def closest(word: object, known: Iterable[str], ratio: float = 0.67) -> str | None:
-    """The known name that a misspelt one most likely means; None: nothing is close.
+    """Returns the known name that a misspelt one most likely means; None: nothing is close.
 
     Args:
         word: what was given; anything but a text is close to nothing.
@@ -48,7 +48,7 @@ def closest(word: object, known: Iterable[str], ratio: float = 0.67) -> str | No
 
 
 def did_you_mean(word: object, known: Iterable[str], after: str = " ") -> str:
-    """A question for an error: "did you mean hadamard? ", or "" if nothing is close.
+    """Returns a question for an error: "did you mean hadamard? ", or "" if nothing is close.
 
     Args:
         word: what was given.
@@ -72,7 +72,7 @@ PAPERS = "pip install ./papers in the folder of fedseed's sources"  # the same f
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """A number with its noun: "1 client", "1,200 clients".
+    """Returns a number with its noun: "1 client", "1,200 clients".
 
     Args:
         count: the number.

@@ -1,4 +1,4 @@
-"""Text from elsewhere (a file, a message, a name), as a terminal may be shown it."""
+"""Makes text from elsewhere (a file, a message, a name) fit for a terminal or a message."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -20,7 +20,6 @@ import pytest
 import tomli_w
 
 from fedseed.errors import NetworkError
-from fedseed.runs.joining import part_of
 from fedseed.runs.learner import limited
 from fedseed.transport import transport
 from fedseed.transport.base import Access
@@ -30,6 +29,7 @@ from fedseed.transport.subjects import Subjects
 from support.hostile import saying
 from support.hostile.wire import Wire
 from support.network import Network, federation_of, keyed_server
+from support.parts import part_of
 from support.problem import METHODS, Problem
 from support.tiers import mark
 

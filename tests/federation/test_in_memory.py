@@ -16,13 +16,13 @@ from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.worker import Worker
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.progress import Silent
-from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryClient, MemoryEnd
 from support import problem as problems
 from support.heard import Heard
 from support.network import repeats
+from support.parts import part_of
 from support.problem import STEPS, Problem
 from support.tiers import tiered
 

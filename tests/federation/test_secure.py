@@ -22,11 +22,11 @@ from fedseed.privacy.secure.errors import LostError
 from fedseed.privacy.secure.messages import Phase, Terms
 from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Silent
-from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryClient
 from support.network import federation_of, in_process, repeats
+from support.parts import part_of
 from support.problem import Problem
 from support.secure import ABSURD, Liar
 from support.tiers import mark

@@ -10,10 +10,10 @@ from fedseed.flower import client
 from fedseed.flower.server import coordinate
 from fedseed.privacy import PrivateScalars
 from fedseed.reports.progress import Silent
-from fedseed.runs.joining import part_of
 from fedseed.runs.recipe import Recipe
 from fedseed.transport import flower_wire as wire
 from support.flower import Grid
+from support.parts import part_of
 from support.problem import Problem
 
 PRIVATE = {

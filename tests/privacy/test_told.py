@@ -24,12 +24,13 @@ from fedseed.privacy import PrivateScalars, PrivateSign, mechanism_of
 from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.reports.progress import Silent
-from fedseed.runs.joining import Loading, part_of
+from fedseed.runs.joining import Loading
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.tracking.csv import CSV
 from fedseed.transport.base import Transport
 from fedseed.transport.memory import Hub, MemoryClient
+from support.parts import part_of
 from support.tiers import mark
 from support.told import CLIENTS, PAGE, contents, data, fields, in_files, listed, still
 from support.zeroth_order import OBJECTIVE, model

@@ -115,8 +115,8 @@ def test_a_local_file_stands_for_options(tmp_path, monkeypatch):
         "access": Access("tls://host:1", Path("/keys/north.nk"), file.parent / "ca.pem"),
     }  # fmt: skip
     assert (file.parent / "model").is_dir()
-    for text, found in (("rounds = 3", "rounds = 3: unknown key"), ("a", "not valid TOML"), ("evaluation = 2.0", "--evaluation"),
-                        ("[data]\npath = 'x'", "a path is expected")):  # fmt: skip
+    for text, found in (("rounds = 3", "rounds = 3: unknown key"), ("a", "not valid TOML"),
+                        ("evaluation = 2.0", "--evaluation"), ("[data]\npath = 'x'", "a path")):  # fmt: skip
         file.write_text(text)
         done = fedseed("join", tmp_path / "r.toml", "--local", file)
         assert done.returncode == 2 and found in done.stderr, done.stderr

@@ -18,10 +18,10 @@ from fedseed.orbit.file import write_orbit
 from fedseed.orbit.record import packed
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.runs.answers import read_answers
-from fedseed.runs.joining import part_of
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.verification import verify
 from support.command import fedseed
+from support.parts import part_of
 
 QUICK = {"learning_rate": 0.02, "scale": 2e-3, "batch": 32}
 METHODS = {

@@ -94,7 +94,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_resume_goes_on(tmp_path, name)
 
     def opening(number, *more):
         if number == 4:
-            os.kill(run.team.seats[0].process.pid, signal.SIGKILL)
+            run.team.seats[0].process.kill()
         return opened(number, *more)
 
     run.coordinator.open = opening

@@ -17,11 +17,11 @@ except ImportError:
 
 from fedseed.flower import client
 from fedseed.flower.server import coordinate
-from fedseed.runs.joining import part_of
 from fedseed.runs.recipe import Recipe
 from fedseed.transport import flower_wire as wire
 from support import problem as problems
 from support.heard import Heard
+from support.parts import part_of
 
 PAIR = [{"client": "client-0,client-3"}, {"client": "client-[124]"}]
 

@@ -32,7 +32,6 @@ from fedseed.federation.secure import SecureCoordinator
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.messages import Phase
 from fedseed.reports.progress import Silent
-from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport import transport
@@ -40,6 +39,7 @@ from fedseed.transport.base import Access
 from fedseed.transport.keys import make
 from fedseed.transport.nats import NatsEnd
 from support.forked import start
+from support.parts import part_of
 from support.problem import Problem
 from support.secure import Liar
 

@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 from fedseed import FedAvg, Federation, FedKSeed, FedMeZO, FedSGD, FeedSign, Ferret, TopK, ZOFedSGD
 from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Supervised
-from fedseed.runs.joining import part_of
 from fedseed.runs.workers import Workers
+from support.parts import part_of
 from support.problem import TRAINING, Problem
 
 SPOILT = 1e7

@@ -205,11 +205,10 @@ def compare(
     with interruptible():
         sweep = sweeps.made_sweep(file, recipes, reading.changes, seeds, grid, each)
         done = sweeps.Sweeping(sweep, out, lambda text: say(text, shown), how).run()
-        sheets, said = sweeps.write_results(sweep, done, out)
-        for sheet in sheets:
-            say("\n" + sheet.text(), shown)
-        for line in said:
-            say(line, shown)
+        said = sweeps.write_results(sweep, done, out)
+        first, *others = sweeps.sheets(sweep, done, brief=True)
+        for part in (first.table(), *said, *(sheet.table() for sheet in others)):
+            shown.print(part, highlight=False)
         say(f"Tables, page and picture: {out}/compare.txt, .md, .json, .html, .png", shown)
         if failed := sum(len(line.failed) for line in done):
             raise FedseedError(f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why")

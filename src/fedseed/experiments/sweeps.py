@@ -1,4 +1,4 @@
-"""Sweeps: several recipes over seeds, data scenarios and grids of settings, compared side by side.
+"""Runs sweeps: several recipes over seeds, data scenarios and grids of settings, and compares them side by side.
 
     1. choosing   every point of a run's grid, on the task's validation examples (evaluate_on = "validation")
     2. results    the point with the best validation metric, over all seeds, on the task's test examples
@@ -81,7 +81,7 @@ class SweepRun(_Table):
         return _combinations(self.grid)
 
     def lines(self, each: Mapping[str, list[Any]] | None = None) -> list["SweepRun"]:
-        """Returns a run for each combination of `each`'s values, which is set in it; without any, the run itself.
+        """Returns a run for each combination of `each`'s values, with these values set; without `each`, the run itself.
 
         Args:
             each: further keys and their values.
@@ -359,7 +359,7 @@ class Job:
 
 
 class WorkerPool:
-    """The processes of a sweep's runs.
+    """Runs a sweep's jobs, each in a process of its own.
 
     Args:
         threads: how many threads a run may use; None: as many as there are cores.
@@ -416,7 +416,7 @@ class WorkerPool:
 
 
 def _run(heard: object, say: object, job: Job) -> int:
-    """Does a run in a process forked for it, and returns its exit code; a run whose sweep is gone is resumed later."""
+    """Does a job in its process, and returns an exit code; the run resumes what an earlier sweep has begun."""
     log = os.open(job.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -440,7 +440,7 @@ def _run(heard: object, say: object, job: Job) -> int:
 
 
 class Sweeping:
-    """A sweep going on in a folder.
+    """Runs a sweep in a folder, or goes on with one there.
 
     Args:
         sweep: what is to be run.
@@ -458,7 +458,7 @@ class Sweeping:
         self.how = replace(how, plugins=tuple(map(resolve, how.plugins)))  # the runs have processes of their own
         self.out = out
         self.say = say
-        self.helpers = WorkerPool(max(1, (os.cpu_count() or 1) // self.how.jobs) if self.how.jobs > 1 else None)
+        self.pool = WorkerPool(max(1, (os.cpu_count() or 1) // self.how.jobs) if self.how.jobs > 1 else None)
         self._counting = threading.Lock()
         self._done = 0
         self.total = 0
@@ -501,7 +501,7 @@ class Sweeping:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
             finally:
-                self.helpers.stop()
+                self.pool.stop()
 
     def _check(self, scenario: Scenario, run: SweepRun, point: Point, choosing: bool) -> None:
         job = self._job(scenario, run, point, self.sweep.seeds[0], choosing=False)
@@ -583,8 +583,8 @@ class Sweeping:
         self._begun.add(job.folder)
         there = (job.folder / "summary.json").exists()
         began = time.perf_counter()
-        problem = self.helpers.run(job)
-        if self.helpers.stopped.is_set():
+        problem = self.pool.run(job)
+        if self.pool.stopped.is_set():
             return STOPPED
         with self._counting:
             self._done += 1
@@ -617,13 +617,19 @@ def _joined(*words: str, by: str = " ") -> str:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def sheets(sweep: Sweep, lines: Sequence[SweepLine]) -> list[Sheet]:
-    """Returns the tables: results and costs of each scenario, and one with what was chosen from."""
+def sheets(sweep: Sweep, lines: Sequence[SweepLine], brief: bool = False) -> list[Sheet]:
+    """Returns the tables: results and costs of each scenario, and one with what was chosen from.
+
+    Args:
+        sweep: what was run.
+        lines: what came of it.
+        brief: leave out passes and memory, so that the results fit a terminal.
+    """
     made = []
     for scenario in sweep.scenarios:
         compared = _compared(lines, scenario)
-        title = _joined(sweep.title, scenario.name, by=": ") or "Comparison"
-        made.append(results_sheet(title, compared, len(sweep.seeds)))
+        title = _joined(sweep.title, scenario.name, by=": ")
+        made.append(results_sheet(title, compared, len(sweep.seeds), brief))
         made.append(costs_sheet(_joined("Costs of a round", scenario.name, by=": "), compared))
     shown = [line for line in lines if sweep.choose_in in (None, line.scenario)]
     tried = []
@@ -651,15 +657,14 @@ def _compared(lines: Sequence[SweepLine], scenario: Scenario) -> list[Compared]:
     return made
 
 
-def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> tuple[list[Sheet], list[str]]:
+def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[str]:
     """Writes tables as text and Markdown, everything as JSON, a page and a picture.
 
     compare.txt, compare.md, compare.json, compare.html, compare.png
 
     Returns:
-        The tables; and, of a sweep with one scenario, what its numbers say, a sentence for each line.
+        Of a sweep with one scenario what its numbers say, a sentence for each line.
     """
-    made = sheets(sweep, lines)
     said = comparison_lines(_compared(lines, sweep.scenarios[0])) if len(sweep.scenarios) == 1 else []
     content = [
         {
@@ -675,5 +680,5 @@ def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> tuple[
     folders: dict[str, dict[str, list[Path]]] = {scenario.name: {} for scenario in sweep.scenarios}
     for line in lines:
         folders[line.scenario][line.label] = list(line.folders.values())
-    write_comparison(out, sweep.title or "Comparison", folders, made, content, said)
-    return made, said
+    write_comparison(out, sweep.title or "Comparison", folders, sheets(sweep, lines), content, said)
+    return said

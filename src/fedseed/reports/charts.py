@@ -123,7 +123,7 @@ def _mean(
 
 
 def _over(series: Series, lines: Sequence[RoundLine], cost: Callable[[RoundLine], float]) -> Series:
-    """Returns a curve over rounds as one over what the rounds had cost by then."""
+    """Returns a curve over rounds as a curve over what the rounds had cost by then."""
     spent = dict(zip((line.round for line in lines), accumulate(map(cost, lines)), strict=True))
     band = [(spent[int(at)], low, high) for at, low, high in series.band]
     return Series(series.name, [(spent[int(at)], value) for at, value in series.points], band, series.number)

@@ -1,4 +1,4 @@
-"""Runs side by side as files: compare.txt, .md, .json and .html. Free of torch and Matplotlib."""
+"""Puts runs side by side, and writes compare.txt, .md, .json, .html and .png. Free of torch."""
 
 import json
 from collections import Counter
@@ -38,7 +38,7 @@ class Compared:
 
 
 def results_sheet(title: str, lines: Sequence[Compared], seeds: int = 1, brief: bool = False) -> Sheet:
-    """Returns what each line's runs came to, zero-shot first.
+    """Returns a table of what each line's runs came to, with what the untuned base measures (zero-shot) first.
 
     Args:
         title: above the table; "": who took part in the runs, and how many parameters each tunes.
@@ -90,6 +90,9 @@ def _score(name: str, found: Sequence[Summary]) -> str:
 
 def _who(lines: Sequence[Compared]) -> str:
     """Returns who took part, and how many parameters each method tunes."""
+    lines = [line for line in lines if line.summaries]
+    if not lines:
+        return "Comparison"
     first = lines[0].summaries[0]
     who = f"{plural(first['clients'], 'client')}, {first['clients_per_round']:,} a round"
     tuned: dict[int, list[str]] = {}
@@ -101,7 +104,7 @@ def _who(lines: Sequence[Compared]) -> str:
 
 
 def costs_sheet(title: str, lines: Sequence[Compared]) -> Sheet:
-    """Returns what a round costs a client, as in Ferret's Tables 4, 5 and 10, and the whole of a simulation."""
+    """Returns a table of what a round costs a client, as in Ferret's Tables 4, 5 and 10, and a simulated round."""
     head = ("method", "local", "projection", "aggregation", "rebuild", "together", "scalars", "all clients")
     rows = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""What a run says while it goes on, kept in log.txt of its folder: notes, warnings, when sessions began and ended."""
+"""Keeps in log.txt of a run's folder what the run says: notes, warnings, and when its sessions began and ended."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""From a recipe to a federation: model, data, objective and evaluation, put together."""
+"""Makes a federation of a recipe: loads its model and data, and puts them together with what measures the model."""
 
 import logging
 import time
@@ -80,7 +80,7 @@ def build(
         workers: local processes that the clients are dealt to; None: all is done in this one.
         threads: that each process computes with while it runs.
         data: all clients' examples, in place of the task's, and what is evaluated; workers would load the task's.
-        resume: a rate that the run in the folder has looked for is taken.
+        resume: take the learning rate that an interrupted run in the folder has found, and look for none.
 
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
@@ -110,7 +110,7 @@ def build(
     if workers is not None:
         team = Workers(partial(load_for_worker, recipe.to_toml()), workers, threads)
         team.limit(per_round)
-        team.load()  # while this process does the same
+        team.load()  # while this process loads, too
     try:
 
         def evaluate_with(equipment: Equipment) -> tuple[Evaluation, list[str]]:
@@ -170,7 +170,7 @@ def host(
 
 
 def _nothing(model: Any) -> dict[str, float]:
-    """Measures nothing."""
+    """Measures nothing: a private run tells nothing, and workers do not evaluate."""
     return {}
 
 
@@ -185,6 +185,4 @@ def load_for_worker(text: str) -> Hosted:
     quiet()  # the run's own process has shown how the base loads
     recipe = stored_recipe(text)
     data = load_data(recipe)
-
-    # the run's own process evaluates
     return host(recipe, data, [client.name for client in data.clients], lambda equipment: (_nothing, []))[1]

@@ -1,4 +1,4 @@
-"""A recipe's model for examples like these: how it learns from them, and what measures it."""
+"""Loads a recipe's model for its task's examples, and makes what learns from them and what measures the model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ Evaluation = Callable[[Any], dict[str, Any]]  # measures a model: numbers by nam
 
 @dataclass(frozen=True)
 class Equipment:
-    """A recipe's model, and what makes losses and metrics for it.
+    """Holds a recipe's model, and what makes losses and metrics for it.
 
     Args:
         model: the base.
         processor: its tokenizer or image processor.
         trainable: name patterns of the parameters that train; None: all.
         objective: makes losses of examples.
-        kind: what the examples are.
+        kind: what kind the task's examples are, and how a model learns from such.
         measured: the recipe's evaluation settings, within what the model can take.
         limit: what makes an example too long, for a person.
-        room: the base's positions; None: any number.
+        room: how many tokens the base takes; None: any number.
         base_digest: of the base that quantised weights were made of; None: the model is its base, not hashed yet.
         classes: what a classifier tells apart, in the order of its outputs.
     """
@@ -49,7 +49,7 @@ class Equipment:
 
 
 def equip(recipe: Recipe, data: TaskData) -> Equipment:
-    """Load a recipe's model, for examples like these.
+    """Loads a recipe's model for the examples of its task.
 
     Raises:
         RecipeError: it can't be had, or does not fit the data or the method.
@@ -75,15 +75,15 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         raise RecipeError(
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", "*classifier*"] for both'
         )
-    positions = longest_input(model)
-    room = None if positions is None else positions - adapters.virtual_tokens(adapter)
-    objective, measured, limit = _objective(recipe, data, kind, processor, room)
+    room = longest_input(model)
+    left = None if room is None else room - adapters.virtual_tokens(adapter)  # an adapter's tokens take room, too
+    objective, measured, limit = _objective(recipe, data, kind, processor, left)
     classes = () if head is None else head.classes
-    return Equipment(model, processor, trainable, objective, kind, measured, limit, positions, digest, classes)
+    return Equipment(model, processor, trainable, objective, kind, measured, limit, room, digest, classes)
 
 
 def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equipment:
-    """Returns what measures a model that is there already, an adapter in it included, on examples like these.
+    """Returns what measures a model that is loaded already, with its adapter if it has one, on a task's examples.
 
     Raises:
         RecipeError: the model does not fit the data.
@@ -104,7 +104,7 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
 def kind_for(
     recipe: Recipe, data: TaskData, config: Mapping[str, Any] | None = None
 ) -> "tuple[ExampleKind, Head | None]":
-    """Returns how a recipe's model learns from such examples, and which classes it tells apart (None: no classifier).
+    """Returns how a recipe's model learns from its task's examples, and a classifier's head (None: it is none).
 
     Args:
         recipe: the recipe.
@@ -112,7 +112,8 @@ def kind_for(
         config: of the model that is there already; None: that of the recipe's base.
 
     Raises:
-        RecipeError: it can't, or its base can't be had, or there are no answers to score, or no tokens to count.
+        RecipeError: the model can't learn from such examples or its base can't be had; or the recipe scores answers or
+            counts tokens, and the examples have none.
     """
     from fedseed.models.architectures import architecture_of
     from fedseed.models.heads import Head
@@ -145,9 +146,9 @@ def kind_for(
 def _objective(
     recipe: Recipe, data: TaskData, kind: "ExampleKind", processor: Any, positions: int | None
 ) -> tuple["Objective", EvaluationSettings, str]:
-    """Returns the objective for so many positions, the evaluation settings within them, and what is too long.
+    """Returns the objective for so many positions, the evaluation settings within them, and what makes one too long.
 
-    The processor gets the chat template that the data is written by: it is exported with the model.
+    The processor is given the chat template that the data is written by, so that the exported model has it.
     """
     measured, limit = within(recipe.evaluation, positions)
     if data.chat_template:

@@ -1,13 +1,13 @@
-"""A recipe's part that one process has which takes part for some clients: what `fedseed join` does.
+"""Does what `fedseed join` does: takes part in a recipe's run for some of its clients, and keeps the tuned model.
 
-No data of other clients is opened where the data of each lies by itself, and evaluation data only by a process that is
+Where each client's data lies by itself, a process opens no other client's; and it opens evaluation data only if it is
 asked to evaluate.
 """
 
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,7 @@ from fedseed.reports.progress import Progress, Silent
 from fedseed.runs.assembly import host
 from fedseed.runs.equipment import Equipment, Evaluation, evaluation_of
 from fedseed.runs.recipe import Recipe
-from fedseed.runs.simulation import Simulation
-from fedseed.tasks.data import ClientData, OwnData, TaskData
-from fedseed.tasks.own import FilesTask
+from fedseed.tasks.data import OwnData, TaskData
 from fedseed.text import shown
 from fedseed.transport.base import Transport
 from fedseed.transport.subjects import name_problem
@@ -53,7 +51,7 @@ def joining(load: "Loading", run: str, transport: Transport, orbit: Path | None 
     client = NetworkClient(transport, run, load, load.recipe.rounds, load.progress, orbit)
     recipe = load.recipe
     if mechanism_of(recipe.method) is not None and not (load.party and recipe.federation.clients is None):
-        # as many as privacy's budget allows, as the coordinator counts; parties that know of no other show all
+        # the coordinator ends the run with privacy's budget; who knows all clients can tell when, as it does
         clients, layout = [0] * len(load.names), client.hosted.header.layout
         counted = Coordinator(recipe.method, layout, recipe.seed, clients, recipe.federation.count(len(clients)))
         client.rounds = counted.last_round(recipe.rounds)
@@ -67,7 +65,7 @@ class Loading:
         recipe: the recipe.
         clients: names or patterns of the hosted clients.
         progress: is told about the evaluation data when that is loaded.
-        own: where the hosted clients' own data lies; of a task that deals its data, the only client's examples.
+        own: where the hosted clients' own data lies; None: where the recipe says.
         identity: the file of the key that signs for a client in secure sums; "{name}" in it stands for the client.
 
     Raises:
@@ -82,7 +80,7 @@ class Loading:
         self.progress = progress or Silent()
         self._evaluation: TaskData | None = None
         self._own = own or OwnData()
-        self.opened: Path | None = None  # the folder for what secure sums must not forget
+        self.opened: Path | None = None  # the folder in which secure sums note which sums were opened
         self._parts: list[TaskData] | None = None  # of clients with data of their own
         self.party = recipe.of_parties or (own is not None and recipe.task.own_data)
         if self.party:
@@ -94,22 +92,13 @@ class Loading:
                 names = [client.name for client in whole.clients]
             self.names, self.hosted = names, matching(clients, names)
             recipe.federation.check(len(names))
-            if own is not None:  # one client's own examples, for a task that names its clients and evaluates by itself
-                if own.evaluation_file is not None or own.evaluation is not None:
-                    raise RecipeError(
-                        'held-out data of its own: for task.name = "files"; this task has its own for all'
-                    )
-                if len(self.hosted) != 1:
-                    raise RecipeError("--data FILE: for one --client")
-                found = FilesTask(path=str(own.path), evaluation=0.0).load_party("own").clients[0].examples
-                self.data = TaskData([ClientData(self.hosted[0], found)])
-            else:
-                part = partial(recipe.task.load_part, evaluate=False) if whole is None else whole.only
-                self.data = part(self.hosted)
+            if own is not None:
+                raise RecipeError(f'data of its own: task.name = "{recipe.task.name}" deals its data; take "files"')
+            self.data = recipe.task.load_part(self.hosted, evaluate=False) if whole is None else whole.only(self.hosted)
         self.identities = identities(recipe, self.hosted, identity)
 
     def _load_own(self, clients: Sequence[str]) -> None:
-        """Loads parties' data: each names its own, and need not know who else there is."""
+        """Loads the data of clients that each have their own; without a list they need not know who else there is."""
         roster, own = self.recipe.federation.clients, self._own
         for name in clients if roster is None else ():
             if problem := name_problem(name):
@@ -121,7 +110,7 @@ class Loading:
         alone = len(self.hosted) == 1
         if own.evaluation_file is not None and not alone:
             raise RecipeError("--evaluation-file: for one --client")
-        alone &= own.path is not None  # all that lies there is the only one's; otherwise there is a file for each
+        alone &= own.path is not None  # then all that lies there is the client's; otherwise each has a file there
         self._parts = [self.recipe.task.load_own(name, own, alone) for name in self.hosted]
         self.data = replace(self._parts[0], clients=[client for part in self._parts for client in part.clients],
                             notes=tuple(note for part in self._parts for note in part.notes))  # fmt: skip
@@ -132,7 +121,7 @@ class Loading:
         return replace(hosted, party=self.party, identities=self.identities, opened=self.opened)
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:
-        """Returns what measures the model; it loads its data when it is first called."""
+        """Returns what measures the model; it loads the evaluation data when it is first called."""
 
         @cache
         def made() -> Evaluation:
@@ -149,7 +138,7 @@ class Loading:
                 self.progress.note(note)
             return measure
 
-        # nothing of a private run, whatever a coordinator asks
+        # of a private run nothing is measured, whatever a coordinator asks
         return lambda model: made()(model) if self.recipe.evaluates else {}
 
 
@@ -190,17 +179,6 @@ def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> "di
     return found
 
 
-def part_of(simulation: Simulation, clients: Sequence[str]) -> Hosted:
-    """Returns the part of a federation in one process that has not run, as a process over a network would have it.
-
-    Args:
-        simulation: the federation.
-        clients: names or patterns of the hosted clients.
-    """
-    whole = simulation.hosted
-    return replace(whole, items={name: whole.items[name] for name in matching(clients, whole.names)})
-
-
 # -- what is kept of a run that is over: the tuned model, its orbit, a card --------------------------------------------
 
 
@@ -223,10 +201,10 @@ def orbit_place(folder: Path) -> Path:
 
 
 def keep(client: NetworkClient, digest: str, folder: Path) -> None:
-    """Write what a client's process has when its run is over.
+    """Writes the tuned model, its orbit and its card into a folder, when the run is over.
 
     Args:
-        client: the process; it has run, with `orbit_place` for its orbit.
+        client: the process; it has run, and written its orbit where `orbit_place` said.
         digest: of the weights.
         folder: where it goes; it holds no model.
 

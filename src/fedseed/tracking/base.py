@@ -1,7 +1,7 @@
-"""What a tracker is, and the trackers of a run.
+"""Defines what a tracker is, and tells the trackers of a run what happens in it.
 
 A tracker is told what metrics.jsonl is told, line by line. It is a guest: one that fails is named once and left out,
-and the run goes on. What it is told, in this order:
+and the run goes on. Its functions are called in this order:
 
     check                           before anything is loaded
     start(Start)                    the run begins or goes on: its configuration, and the lines that are known already
@@ -107,7 +107,7 @@ class Tracker(BaseModel, ABC):
 
 
 class Trackers:
-    """The trackers of a run, told together.
+    """Tells all trackers of a run what happens in it.
 
     Args:
         trackers: their settings.

@@ -3,9 +3,7 @@
 Event files are written with TensorBoard's own writer, so that a coordinator without torch has curves, too.
 """
 
-import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +14,7 @@ from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars, slashed
 
 
 class TensorBoard(Tracker):
-    """The numbers of each line of metrics as curves over rounds; the recipe and the summary as texts.
+    """Writes the numbers of each line of metrics as curves over rounds.
 
     Args:
         folder: where event files go: relative to the run's folder, "" for the folder itself.
@@ -29,7 +27,6 @@ class TensorBoard(Tracker):
     folder: str = "tensorboard"
 
     _writer: Any = PrivateAttr(None)
-    _newest: int = PrivateAttr(0)
 
     def start(self, run: Start) -> None:
         """Opens the event file; of an interrupted run it writes all anew, in place of what earlier files have.
@@ -45,8 +42,6 @@ class TensorBoard(Tracker):
         self._writer = EventFileWriter(str(where))
         start = SessionLog(status=SessionLog.START)  # readers drop what they have of this step and later ones
         self._writer.add_event(Event(wall_time=time.time(), step=0, session_log=start))
-        if run.recipe is not None:
-            self._text("recipe", run.recipe)
         for line in run.earlier:
             self.metrics(line)
 
@@ -55,23 +50,12 @@ class TensorBoard(Tracker):
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._newest = line["round"]
         numbers = slashed(scalars({**line, "round": None}))
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self._writer.add_event(Event(wall_time=time.time(), step=line["round"], summary=Summary(value=values)))
         self._writer.flush()
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        self._text("summary", json.dumps(summary, indent=2), self._newest)
-
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-    def _text(self, tag: str, text: str, step: int = 0) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.plugins.text.summary_v2 import text_pb
-
-        shown = "\n".join(f"    {line}" for line in text.splitlines())  # as code, in Markdown
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=text_pb(f"{tag}/text_summary", shown)))

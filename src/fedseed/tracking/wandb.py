@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
 from fedseed.tracking.base import Start, scalars, slashed
 from fedseed.tracking.remote import RemoteTracker
@@ -24,20 +24,14 @@ class WandB(RemoteTracker):
     """Curves over rounds, the recipe as configuration, the summary, and the run's files as an artefact.
 
     Args (besides those of `RemoteTracker`):
-        entity: the user or team; by default that of whoever is logged in.
         mode: "online", "offline" or "disabled"; by default WANDB_MODE, or online.
-        group: what the run is grouped under.
-        tags: the run's tags.
     """
 
     name: Literal["wandb"] = "wandb"
     about: ClassVar[str] = "Weights & Biases, online or offline (extra: wandb)"
     package: ClassVar[str | None] = "wandb"
 
-    entity: str | None = None
     mode: Literal["online", "offline", "disabled"] | None = None
-    group: str | None = None
-    tags: list[str] = Field(default_factory=list)
 
     _run: Any = PrivateAttr(None)
 
@@ -48,13 +42,10 @@ class WandB(RemoteTracker):
         identity = known or uuid4().hex[:8]
         self._run = wandb.init(
             project=self.project,
-            entity=self.entity,
             name=self.run_name or run.title,
             id=identity,
             resume="allow",
             mode=self.mode,
-            group=self.group,
-            tags=list(self.tags) or None,
             config=run.config,
             dir=None if run.folder is None or "WANDB_DIR" in os.environ else str(run.folder),
             reinit="create_new",

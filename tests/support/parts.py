@@ -1,0 +1,11 @@
+"""What a process over a network would hold of a federation that is in one process and has not run."""
+
+from dataclasses import replace
+
+from fedseed.federation.hosted import matching
+
+
+def part_of(simulation, clients):
+    """The part of some clients, by names or patterns."""
+    whole = simulation.hosted
+    return replace(whole, items={name: whole.items[name] for name in matching(clients, whole.names)})
