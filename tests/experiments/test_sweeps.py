@@ -108,7 +108,7 @@ def test_recipes_are_compared_as_a_sweep(monkeypatch, tmp_path):
     assert said == ["quickstart-ferret keeps 75% of quickstart-fedavg's loss improvement with about as many bytes."]
     assert said[0] in (tmp_path / "compare.md").read_text()
     assert "quickstart-ferret keeps 75% of" in (tmp_path / "compare.html").read_text()
-    with pytest.raises(RecipeError, match="compare: .*two runs have the same name"):
+    with pytest.raises(RecipeError, match=r"compare: .*two runs have the same name"):
         sweeps.made_sweep(None, ["a/one.toml", "b/one.toml"])
     with pytest.raises(RecipeError, match="--seeds 1,2,3"):
         sweeps.made_sweep(None, ["quickstart-fedavg"], ["seed = 3"])
