@@ -14,7 +14,6 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 from fedseed.runs.workers import Workers
-from support.heard import Heard
 from support.left import left_by
 from support.network import until
 from support.worker_runs import RUNS, endless, federation, not_loading, workers
