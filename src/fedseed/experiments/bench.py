@@ -28,8 +28,9 @@ from fedseed.runs.equipment import kind_for
 from fedseed.runs.learner import peak_memory
 from fedseed.runs.parties import load_data
 from fedseed.runs.recipe import Recipe
-from fedseed.training.settings import OPTIMIZERS, LocalTraining
+from fedseed.training.settings import LocalTraining
 
+REMEMBERED = {"sgd": 0, "rmsprop": 1, "adagrad": 1}  # numbers that torch's optimisers keep for each weight; others: 2
 AVERAGES = {"momentum": 1, "nesterov": 1, "adam": 2, "hiso": 1}  # float32 numbers kept for each weight
 FEW_STEPS = 3  # local steps that are timed; the time of the recipe's number of steps is computed from them
 Shown = list[Table | str]  # what a terminal shows, from top to bottom
@@ -81,7 +82,9 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
     elif method.needs_gradients:
         parts.append(("gradients", trained))
         if training is not None:
-            parts += [("start copy of the weights", trained), ("optimiser's averages", averages_of(training) * trained)]
+            momentum = training.momentum > 0 and training.optimizer in ("sgd", "rmsprop")
+            remembered = REMEMBERED.get(training.optimizer, 2) + momentum
+            parts += [("start copy of the weights", trained), ("optimiser's averages", remembered * trained)]
     elif not method.from_base and not method.stepwise:
         parts.append(("start copy of the weights", trained))
     averages = AVERAGES.get(getattr(method, "optimizer", getattr(method, "server", "")), 0)
@@ -94,17 +97,6 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
         size = batch * length * vocabulary * getattr(torch, settings.dtype).itemsize
         parts.append((f"logits of {plural(batch, 'example')} of {length:,} tokens", size))
     return Reckoned(sum(p.numel() for p in tensors), count, settings.dtype, [part for part in parts if part[1]])
-
-
-def averages_of(training: LocalTraining) -> int:
-    """Returns how many numbers an optimiser remembers of each weight."""
-    options: dict[str, Any] = {"momentum": training.momentum} if training.optimizer in ("sgd", "rmsprop") else {}
-    p = torch.nn.Parameter(torch.ones(64, device="cpu"))
-    p.grad = torch.ones_like(p)
-    optimizer = getattr(torch.optim, OPTIMIZERS[training.optimizer])([p], lr=1e-3, **options)
-    optimizer.step()
-    remembered = (t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor))
-    return sum(t.numel() == 64 for t in remembered)
 
 
 def _outline(recipe: Recipe) -> tuple[Any, int]:

@@ -294,17 +294,12 @@ class Simulation(Run):
             raise RecipeError(str(error)) from error
         self.coordinator.take_base(self.worker.space.dense)
         self.worker.memory = Memory(None if spec.folder is None else spec.folder / MEMORY)
-        self.team: Workers | None = None
-        self._about_workers = ""  # what a person is told of them
+        self.team = workers
         if workers is not None:
-            self.team = workers
-            self.team.limit(per_round)
+            workers.limit(per_round)
             memory = self.worker.memory.folder if self.method.remembers else None
-            self.team.expect(hosted.start, self.method.catch_up.replaces, memory)
-            weakref.finalize(self, self.team.close)  # of a simulation that never runs, too
-            self._about_workers = f"{plural(len(self.team.seats), 'worker process', 'worker processes')}, " + (
-                f"{plural(workers.threads, 'thread')} each"
-            )
+            workers.expect(hosted.start, self.method.catch_up.replaces, memory)
+            weakref.finalize(self, workers.close)  # of a simulation that never runs, too
         self.clients = AtHand(self.hosted, self.coordinator, byzantine, self.team, self.progress)
 
     # -- what it is --------------------------------------------------------------------------------------------------
@@ -315,8 +310,9 @@ class Simulation(Run):
         return self.spec.method
 
     def run(self, resume: bool = False, extend: bool = False) -> RunResult:
-        if self._about_workers:
-            self.progress.note(self._about_workers)
+        if self.team is not None:
+            count = plural(len(self.team.seats), "worker process", "worker processes")
+            self.progress.note(f"{count}, {plural(self.team.threads, 'thread')} each")
         try:
             with limited(self.spec.threads):
                 return super().run(resume, extend)
