@@ -62,13 +62,13 @@ def stored(values, dtype):
     {"name": FLAT, "dtype": ["float32", "bfloat16", "float16"], "start, count": RUNS, "directions": [1, 7]}, together=2
 )
 def test_moved_weights(name, dtype, start, count, directions):
-    """Several bases at once; into other memory, and in place."""
+    """Several parts at once; into other memory, and in place."""
     rng = np.random.default_rng(4)
     length = max(count, 5000)
     c = rng.normal(size=directions).astype(np.float32)
     parts = [Part(Basis(name, 7, size=64).spec, 3, c)]
     if directions > 1:
-        parts += [Part(Basis("normal", 8).spec, 0, c), Part(Basis("hadamard", 9, size=8192).spec, 8190, c)]
+        parts += [Part(Basis(name, 8).spec, 0, c), Part(Basis(name, 9, size=8192).spec, 8190, c)]
     w = stored(rng.normal(size=count).astype(np.float32), dtype)
     expected = np.empty_like(w)
     REFERENCE.move(expected, w, dtype, REFERENCE.prepare(parts, length), -1.3, start)

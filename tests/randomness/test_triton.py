@@ -152,21 +152,14 @@ def test_single_directions_and_sums(name):
     assert len(TRITON.direction(spec, 0, 7, 7, 5000)) == 0
 
 
-MIXED = [("hadamard", 20), ("hadamard", 21), ("normal", 22), ("truncated_normal", 23), ("rademacher", 24)]
-
-
-@tiered(
-    {"dtype": DTYPES, "order": [MIXED, MIXED[::-1], [("rademacher", 1), ("rademacher", 2), ("rademacher", 1)]]},
-    slow=lambda dtype, order: dtype != "bfloat16" or order is not MIXED,
-)
-def test_parts_of_several_bases(dtype, order):
-    """Also parts with nothing to add, and directions of several basis numbers."""
+@pytest.mark.parametrize("dtype", mark(DTYPES, lambda dtype: dtype != "bfloat16"))
+@pytest.mark.parametrize("name", mark(FLAT, lambda name: name not in ("rademacher", "hadamard")))
+def test_several_parts(name, dtype):
+    """Of several seeds, and of several numbers of a basis; one has nothing to add."""
     rng = np.random.default_rng(3)
-    parts = [
-        Part(Basis(name, seed, size=16).spec, 30 * i, coefficients(rng, 3)) for i, (name, seed) in enumerate(order)
-    ]
-    parts.insert(1, Part(Basis("normal", 5).spec, 0, np.zeros(2, dtype=np.float32)))
-    parts.append(Part(Basis("hadamard", 5, size=8192).spec, 8190, coefficients(rng, 5)))
+    parts = [Part(Basis(name, 20 + i, size=16).spec, 30 * i, coefficients(rng, 3)) for i in range(3)]
+    parts.insert(1, Part(Basis(name, 5).spec, 0, np.zeros(2, dtype=np.float32)))
+    parts.append(Part(Basis(name, 5, size=8192).spec, 8190, coefficients(rng, 5)))
     check_moved(parts, dtype, 1000, 301, 5000)
     check_moved(parts, dtype, 2**20 - 5, 20, 5000, in_place=True)
 

@@ -55,7 +55,6 @@ def launchers():
         yield name, "one element", lambda n=name, d=dtypes[i % 3 - 1]: moved([part(n)], d, 3, 1, 5000)
         yield name, "one product", lambda n=name: projected(part(n).spec, 1, 2**33, 1, 5000)
         yield name, "direction", lambda n=name: kernels.direction(part(n).spec, 3, 1, 300, 5000)
-    yield "several", "kinds", lambda: moved([part("rademacher"), part("normal")], "bfloat16", 1, 301, 5000)
     yield "rademacher", "2^31 and more", lambda: moved([part("rademacher")], "bfloat16", 2**33, 2**31 + 5, 2**34)
     for dtype in dtypes:
         for shape in [(1, 257), (257, 1), (9, 1600), (30, 33)]:

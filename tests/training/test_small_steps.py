@@ -10,10 +10,10 @@ from fedseed.errors import NonFiniteError
 from fedseed.methods.dense import Weights
 from fedseed.objectives.losses import Supervised
 from fedseed.randomness import Domain, kernels
+from fedseed.randomness.kernels.reference import stochastic
 from fedseed.training import steps
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
-from fedseed.weights.rounding import stochastic
 from support.rounds import answers, plan
 from support.tiers import mark
 

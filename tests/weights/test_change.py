@@ -72,6 +72,7 @@ REFUSED = {
     "add-large": (Add([Term(Basis("normal"), [1e39])]), "NaN or infinite"),
     "add-scale": (Add(ONE, float("inf")), "scale"),
     "add-rounded": (Add(BAD, 1.0, (7, 1)), "NaN or infinite"),
+    "bases": (Add([*ONE, Term(Basis("rademacher"), [0.5])]), "a sum of normal and rademacher directions"),
     "blocks": (Add([Term(Basis("normal"), [[1.0], [1.0]])]), "2 arrays of coefficients for 1 blocks"),
     "optimize": (Optimize(BAD, Rule("momentum", 0.1)), "NaN or infinite"),
     "optimize-past": (Optimize(ONE, Rule("adam", 0.1), None, [BAD]), "NaN or infinite"),

@@ -25,7 +25,7 @@ def net(dtype):
 def steps(name, count):
     """Single directions, a zero, two terms, many directions."""
     rng = np.random.default_rng(0)
-    basis, other = Basis(name, 5, size=16), Basis("lowrank" if name == "lowrank" else "normal", 6)
+    basis, other = Basis(name, 5, size=16), Basis(name, 6)
     made = [Add([Term(basis, [float(rng.normal())], t)], -1e-3) for t in range(count)]
     made[2] = Add([Term(basis, [0.0], 2)], -1e-3)
     made[4] = Add([Term(basis, [0.3], 1), Term(other, [0.1, 0.2], 7)], 2e-3)

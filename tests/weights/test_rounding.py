@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fedseed.randomness import Domain, kernels
+from fedseed.randomness.kernels.reference import stochastic
 from fedseed.weights import stochastic as of_tensors
-from fedseed.weights.rounding import stochastic
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

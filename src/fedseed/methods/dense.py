@@ -31,7 +31,6 @@ from fedseed.optimizers.rules import Moments
 from fedseed.randomness import Domain, derive, kernels
 from fedseed.weights.change import NOTHING, Change, Replace, Rounding
 from fedseed.weights.layout import ITEM_BYTES, Layout
-from fedseed.weights.rounding import stochastic
 
 COORDINATOR = 0xFFFFFFFF  # no client's number: whose numbers an average is rounded by
 PIECE = 1 << 20  # entries that are worked on at a time, however large a tensor is
@@ -243,9 +242,10 @@ def rounded(layout: Layout, parts: Iterable[NDArray[np.float64]], rounding: Roun
     data = []
     for at, part in zip(cut(layout), parts, strict=True):
         values = part.astype(np.float32)
-        if rounding is not None and at.dtype != "float32":
-            seed, step = rounding
-            words = kernels.current().element_words(seed, Domain.ROUNDING, step, at.start, at.stop)
-            values = stochastic(values, words, at.dtype)
-        data.append(from_floats(values, at.dtype))
+        if rounding is None or at.dtype == "float32":
+            data.append(from_floats(values, at.dtype))
+            continue
+        bits = np.empty(len(values), dtype=np.uint16)
+        kernels.load("cpu").draw(bits, values, at.dtype, rounding[0], Domain.ROUNDING, rounding[1], at.start)
+        data.append(bits.astype("<u2").tobytes())
     return Weights(b"".join(data))

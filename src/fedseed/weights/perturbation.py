@@ -6,7 +6,7 @@ parameter is *used*, tied weights, modules that reach for another module's weigh
 see the perturbed value.
 
 The copies cost little: small ones are made once; an embedding gets the rows it looks up; a product with a large matrix
-makes them in the cache, as it goes on (float32 on a CPU), or is done a slice of rows at a time.
+makes them in the cache, as it goes on (float32 on a CPU).
 """
 
 import sys
@@ -34,7 +34,6 @@ _ASKS = {
 }  # fmt: skip
 _VIEWS = {"T", "mT", "H", "mH", "data", "real"}  # attributes that hand out values
 SMALL = 1 << 13  # elements of a tensor whose perturbed copy is kept for the next use
-LARGE = 1 << 20  # elements of a matrix beyond which a product is done in slices: a copy then takes 4 MiB at most
 FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
 FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
 _SHORT_CUTS = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
@@ -96,30 +95,20 @@ class Perturbation:
     def __contains__(self, tensor: object) -> bool:
         return tensor in self._vector
 
-    def scratch(self, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """Returns the CPU's memory for `count` elements, used again and again: what it held before is lost."""
-        return self._vector.scratch(dtype, count)
-
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
         """Returns the perturbed parameter, which nobody may write to."""
         if (known := self._small.get(id(parameter))) is not None:
             return known
         out = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
-        self.copy(parameter, 0, len(out), out)
+        vector, kernel, dtype = self._vector, self._kernel_of(parameter), dtype_name(parameter)
+        contiguous, start = parameter.is_contiguous(), vector.start_of(parameter)
+        source = vector.operand(kernel, parameter) if contiguous else operand(kernel, flat(parameter))
+        target = operand(kernel, out)
+        for block, a, b in vector.overlaps(start, len(out)):
+            kernel.move(target[a:b], source[a:b], dtype, self._of(kernel, parameter, block), self._scale, start + a)
         if len(out) <= SMALL:
             self._small[id(parameter)] = out.view(parameter.shape)
         return out.view(parameter.shape)
-
-    def copy(self, parameter: torch.Tensor, lo: int, hi: int, out: torch.Tensor) -> None:
-        """Writes elements lo..hi of the perturbed parameter, flat, to `out`."""
-        vector, kernel = self._vector, self._kernel_of(parameter)
-        contiguous = parameter.is_contiguous()
-        source = vector.operand(kernel, parameter) if contiguous else operand(kernel, flat(parameter))
-        target, dtype = operand(kernel, out), dtype_name(parameter)
-        start = vector.start_of(parameter) + lo
-        for block, a, b in vector.overlaps(start, hi - lo):
-            prepared = self._of(kernel, parameter, block)
-            kernel.move(target[a:b], source[lo + a : lo + b], dtype, prepared, self._scale, start + a)
 
     def rows(self, parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
         """Returns rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
@@ -157,7 +146,7 @@ class Perturbation:
             self._vector.operand(kernel, parameter).reshape(rows, columns),
             None if bias is None else bias.detach().numpy(),
             self._of(kernel, parameter, block), self._scale, self._vector.start_of(parameter),
-            lambda count: self.scratch(torch.float32, count).numpy(),
+            lambda count: self._vector.scratch(torch.float32, count).numpy(),
         )  # fmt: skip
         return torch.from_numpy(out).contiguous().view(*x.shape[:-1], rows)
 
@@ -269,31 +258,10 @@ class PerturbedUse(TorchFunctionMode):
         self, func: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Returns a product with a large matrix."""
-        if torch.is_autocast_enabled("cpu"):
-            return func(input, self._exchange(weight), self._exchange(bias))
-        inputs = input.numel() // weight.shape[1]
-        if inputs in FUSED_INPUTS and torch.get_float32_matmul_precision() == "highest":
-            out = self._perturbation.product(input, weight, self._exchange(bias))
+        bias, plain = self._exchange(bias), not torch.is_autocast_enabled("cpu")
+        few = input.numel() // weight.shape[1] in FUSED_INPUTS
+        if plain and few and torch.get_float32_matmul_precision() == "highest":
+            out = self._perturbation.product(input, weight, bias)
             if out is not None:
                 return out
-        if weight.numel() > LARGE:
-            return self._sliced(input, weight, bias)
-        return func(input, self._exchange(weight), self._exchange(bias))
-
-    def _sliced(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Returns a product made of some rows of the matrix at a time: a slice stays in the cache while it is used."""
-        rows, width = weight.shape
-        step = max(1, LARGE // width)
-        flat = input.reshape(-1, width)
-        bias = self._exchange(bias)
-        out = torch.empty(len(flat), rows, dtype=input.dtype, device=input.device)
-        memory = self._perturbation.scratch(weight.dtype, step * width)
-        for a in range(0, rows, step):
-            b = min(a + step, rows)
-            part = memory[: (b - a) * width]
-            self._perturbation.copy(weight, a * width, b * width, part)
-            if bias is None:
-                torch.mm(flat, part.view(b - a, width).t(), out=out[:, a:b])
-            else:
-                torch.addmm(bias[a:b], flat, part.view(b - a, width).t(), out=out[:, a:b])
-        return out.view(*input.shape[:-1], rows)
+        return func(input, self._exchange(weight), bias)

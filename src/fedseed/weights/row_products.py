@@ -152,34 +152,6 @@ class Embedding(_OfRows):
         return y.to(weight.dtype).view(*ids.shape, -1), 0
 
 
-class Convolution(_OfRows):
-    """convolve(x, W, bias, *how, groups), W of shape (m, channels of a group, ...); `by`: (convolve, how, groups)."""
-
-    @staticmethod
-    def vmap(
-        info: Any, dims: Any, x: Any, weight: Any, bias: Any, by: Any, factors: Factors, row: Row
-    ) -> tuple[torch.Tensor, int]:
-        """For all rows: y += u conv(x, w), each row's w as groups of one convolution."""
-        convolve, how, groups = by
-        x = _each(x, dims[0], info.batch_size)  # (B, b, channels, ...)
-        rows, each, space = len(x), x.shape[1], weight.dim() - 2
-        shared = bias if dims[2] is None else None
-        y = convolve(x.flatten(0, 1), weight, shared, *how, groups)
-        left, right = row.pick(factors.left), row.pick(factors.right).to(x.dtype)
-        rank = right.shape[1]
-        kernels = right.view(rows, 1, rank, *weight.shape[1:]).expand(-1, groups, -1, *[-1] * (space + 1))
-        side = x.movedim(0, 1).flatten(1, 2)  # (b, B channels, ...)
-        inner = convolve(side, kernels.flatten(0, 2), None, *how, rows * groups)
-        inner = inner.view(each, rows, groups, rank, -1) * row.pick(factors.scale).view(-1, 1, 1, 1)
-        signs = left.to(y.dtype).view(rows, rank, groups, -1)
-        added = torch.einsum("bBgrs,Brgm->Bbgms", inner.to(y.dtype), signs)
-        y += added.reshape(y.shape)
-        y = y.unflatten(0, (rows, each))
-        if dims[2] is not None:
-            y += bias.movedim(dims[2], 0).to(y.dtype).view(rows, 1, -1, *[1] * space)
-        return y, 0
-
-
 class Attention(_OfRows):
     """`scaled_dot_product_attention`, for all rows as one batch: torch would go through them one by one."""
 

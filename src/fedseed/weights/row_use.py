@@ -1,6 +1,6 @@
 """What torch functions get in place of a parameter while a model is mapped over rows with weights of their own.
 
-Small tensors are made for each row. A matrix is not: its products, look-ups and convolutions are those of
+Small tensors are made for each row, and so are a convolution's. A matrix is not: its products and look-ups are those of
 `fedseed.weights.row_products`, which take the factors of its directions.
 """
 
@@ -26,7 +26,6 @@ from fedseed.weights.vector import Vector
 # functions that Python reads a value with
 _READS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "is_nonzero"}
 _EVERYWHERE = (torch.all, torch.Tensor.all)
-_CONVOLUTIONS = {functional.conv1d: 1, functional.conv2d: 2, functional.conv3d: 3}
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm)
 
 
@@ -190,8 +189,6 @@ class RowUse(TorchFunctionMode):
             return self._linear(*args, **kwargs)
         if func is functional.embedding:
             return self._embedding(*args, **kwargs)
-        if func in _CONVOLUTIONS:
-            return self._convolution(func, *args, **kwargs)
         if func is torch.addmm and not kwargs and args[0].dim() < 2:
             bias, x, matrix = args
             return self._product(x, matrix, bias)
@@ -220,17 +217,6 @@ class RowUse(TorchFunctionMode):
         if not self._ours(weight) or max_norm is not None:
             return None
         return row_products.Embedding.of(input, weight.detach(), self._tables.factors(weight), self._row)
-
-    def _convolution(
-        self, func: Any, input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-        dilation: Any = 1, groups: int = 1,
-    ) -> torch.Tensor | None:  # fmt: skip
-        if not self._ours(weight) or self._ours(input) or input.dim() != _CONVOLUTIONS[func] + 2:
-            return None
-        return row_products.Convolution.of(
-            input, weight.detach(), self._exchange(bias), (func, (stride, padding, dilation), groups),
-            self._tables.factors(weight), self._row,
-        )  # fmt: skip
 
     def _attention(self, query: Any, key: Any, value: Any, attn_mask: Any = None, *more: Any, **how: Any) -> Any:
         how.update(zip(("dropout_p", "is_causal"), more, strict=False))

@@ -13,7 +13,7 @@ _FORMATS = {torch.bfloat16: (7, -126), torch.float16: (10, -14)}  # bits of the 
 
 
 def stochastic(values: torch.Tensor, words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`fedseed.weights.rounding.stochastic` for tensors, to the same bits on any device.
+    """Rounds tensors as the kernels' `draw` rounds arrays, to the same bits on any device.
 
     Args:
         values: float32.
@@ -44,7 +44,7 @@ def write(out: torch.Tensor, values: torch.Tensor, rounding: Rounding, start: in
         return
     seed, step = rounding
     kernel = kernels.current(out.device.type)
-    if kernel.draw is not None and type(out) is torch.Tensor:  # outlines, which hold nothing, are of another one
+    if kernel.draw is not None:
         kernel.draw(operand(kernel, out), values.numpy(), dtype_name(out), seed, Domain.ROUNDING, step, start)
         return
     for lo in range(0, len(out), PIECE):

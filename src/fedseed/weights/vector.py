@@ -78,7 +78,8 @@ class Vector:
         """Returns a function that prepares a sum of terms, for `pieces`.
 
         Raises:
-            ValueError: the scale or a coefficient is not finite, or the number of arrays is not that of the blocks.
+            ValueError: the scale or a coefficient is not finite, the number of arrays is not that of the blocks, or the
+                terms have bases of different names.
         """
         parts = self.parts(terms, scale)
         return lambda kernel, block, length: kernel.prepare(parts(block), length)
@@ -86,6 +87,9 @@ class Vector:
     def parts(self, terms: Sequence[Term], scale: float) -> Callable[[int], list[Part]]:
         """Returns a function from a block to a sum's parts there. Raises ValueError as `preparing` does."""
         check_scale(scale)
+        names = sorted({t.basis.name for t in terms})
+        if len(names) > 1:
+            raise ValueError(f"a sum of {' and '.join(names)} directions: make a change of each")
         matrices = self.layout.matrices
         each = [(t.basis.spec_on(matrices), t.first, self.per_block(t.coefficients)) for t in terms]
         return lambda block: [Part(spec, first, own[block]) for spec, first, own in each]

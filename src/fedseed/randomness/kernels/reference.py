@@ -19,7 +19,6 @@ from fedseed.randomness.matrices import Matrices
 from fedseed.randomness.stream import Domain, words
 
 TENSORS = False  # arrays in, arrays out
-draw = None  # fedseed.weights.rounding says what it is
 product = None  # a product is one of a copy
 
 Floats = NDArray[np.float32]
@@ -236,6 +235,31 @@ def from_float(values: Floats, dtype: str) -> Stored:
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
+
+
+def draw(out: Stored, values: Floats, dtype: str, seed: int, domain: int, k: int, start: int) -> None:
+    """Sets out = values, rounded stochastically by the words of `element_words` for elements start, start + 1, ..."""
+    words = element_words(seed, domain, k, start, start + len(values))
+    with np.errstate(over="ignore", invalid="ignore"):
+        out[:] = from_float(stochastic(values, words, dtype), dtype)
+
+
+def stochastic(values: Floats, bits: NDArray[np.uint32], dtype: str) -> Floats:
+    """Rounds each value to one of its two neighbours in a 16-bit dtype, right on average.
+
+    Args:
+        values: float32.
+        bits: a random word for each: uniform on [0, 1) when divided by 2**32.
+        dtype: "bfloat16" or "float16".
+
+    Returns:
+        float32 values that the dtype holds exactly (beyond its range: that round to infinity).
+    """
+    mantissa, least = (7, -126) if dtype == "bfloat16" else (10, -14)
+    exact = values.astype(np.float64)
+    exponent = np.maximum(np.frexp(exact)[1] - 1, least)  # |x| in [2^e, 2^(e + 1))
+    spacing = np.ldexp(1.0, exponent - mantissa)
+    return (np.floor(exact / spacing + bits * 2.0**-32) * spacing).astype(np.float32)
 
 
 def sum_in_order(values: NDArray[np.float32] | NDArray[np.float64], axis: int) -> NDArray[np.float64]:

@@ -34,7 +34,7 @@ class Kernels:
     """An implementation of all bases; see `reference` for the meaning of the arguments.
 
     What has nothing to do with matrices is the flat kernels' own: `TENSORS` (whether they take and give torch tensors
-    in place of arrays), `element_words`, `draw` (None: who calls rounds by himself), `product` (None: make a copy).
+    in place of arrays), `element_words`, `draw` (None: tensors are rounded by torch), `product` (None: make a copy).
 
     Args:
         flat: the implementation (a module) of the other bases.
@@ -51,15 +51,8 @@ class Kernels:
     # -- sums ----------------------------------------------------------------------------------------------------
 
     def prepare(self, parts: Sequence[Part], length: int) -> Any:
-        """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`.
-
-        Raises:
-            ValueError: some are low-rank and others are not.
-        """
-        low = {part.spec.name == "lowrank" for part in parts}
-        if len(low) > 1:
-            raise ValueError("a sum of lowrank directions and others: make a change of each kind")
-        if low != {True}:
+        """Prepares a sum of directions of one kind, in a block of `length` elements, for `combine` and `move`."""
+        if not parts or parts[0].spec.name != "lowrank":
             return self._flat.prepare(parts, length)
         pairs = plain.pairs(parts)
         vectors = self._flat.prepare(plain.on_vectors(parts), length)

@@ -22,7 +22,6 @@ Triton's interpreter runs all of it without a GPU: TRITON_INTERPRET=1, set befor
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ C = tl.constexpr
 _KINDS = {"normal": 0, "truncated_normal": 1, "rademacher": 2, "hadamard": 3}
 _NORMAL, _TRUNCATED_NORMAL, _SIGNS, _TABLE = C(0), C(1), C(2), C(3)
 _DTYPES = {"float32": 2, "float16": 3, "bfloat16": 4}
-_TOTAL, _MORE, _SINGLE, _HALF = C(0), C(1), C(2), C(3)  # a sum is written; added to what is there; to weights
+_TOTAL, _SINGLE, _HALF = C(0), C(2), C(3)  # a sum is written; or added to weights
 
 _ROUNDS, _M0, _M1, _W0, _W1 = C(ROUNDS), C(MULTIPLIER_0), C(MULTIPLIER_1), C(WEYL_0), C(WEYL_1)
 _LOG0, _LOG1, _LOG2, _LOG3, _LOG4, _LOG5 = (C(float(c)) for c in entries.LOG)
@@ -210,9 +209,8 @@ def _add_up(out, source, sums, scale_bits, size, start, HOW: tl.constexpr):  # t
     tile = begin // width + tl.program_id(0)
     from_ = tile * width - begin
     scale = tl.cast(scale_bits, tl.float32, bitcast=True)
-    # entries that a block makes, and that a word makes of them
+    # entries that a block of words makes
     per_block: tl.constexpr = 128 if kind >= _SIGNS else 4
-    per_word: tl.constexpr = per_block // 4
     blocks: tl.constexpr = width // per_block
     b = tl.arange(0, blocks)
     bit = 0
@@ -225,8 +223,6 @@ def _add_up(out, source, sums, scale_bits, size, start, HOW: tl.constexpr):  # t
     offset = per_block * b + bit  # the first piece's elements
     position = from_ + offset
     t1, t2, t3 = t0, t0, t0
-    if dtype == _MORE:
-        t0, t1, t2, t3 = _four(out, position, per_word, size)
 
     for u in range(tl.load(sums)):
         unit = sums + 1 + _ROW * u
@@ -422,19 +418,20 @@ class Prepared:
     """Parts as the kernels take them; copied to a device when they are first used there, and kept.
 
     Args:
-        runs: for each run of parts of the same kind: the kind, and an array of 32-bit numbers: how many units there
-            are, `_ROW` numbers for each, and, from a multiple of 32 on, coefficients (pairs of a direction's index and
-            its coefficient's bits) or tables, one after the other.
+        kind: of all parts.
+        numbers: 32-bit numbers: how many units there are, `_ROW` numbers for each, and, from a multiple of 32 on,
+            coefficients (pairs of a direction's index and its coefficient's bits) or tables, one after the other.
     """
 
-    def __init__(self, runs: list[tuple[int, NDArray[np.int32]]]) -> None:
-        self._runs = runs
-        self._on: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+    def __init__(self, kind: int, numbers: NDArray[np.int32]) -> None:
+        self.kind = kind
+        self._numbers = torch.from_numpy(numbers)
+        self._on: dict[torch.device, torch.Tensor] = {}
 
-    def on(self, device: torch.device) -> list[tuple[int, torch.Tensor]]:
-        """(kind, numbers) of each run on a device."""
+    def on(self, device: torch.device) -> torch.Tensor:
+        """The numbers on a device."""
         if device not in self._on:
-            self._on[device] = [(kind, torch.from_numpy(numbers).to(device)) for kind, numbers in self._runs]
+            self._on[device] = self._numbers.to(device)
         return self._on[device]
 
 
@@ -446,60 +443,39 @@ def _about(spec: Spec, number: int, length: int) -> list[int]:
 
 
 def prepare(parts: Sequence[Part], length: int) -> Prepared:
-    """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`."""
-    found: list[tuple[int, list[int], NDArray[np.int32]]] = []  # kind, what `_unit` reads, payload
+    """Prepares a sum of directions of one kind, in a block of `length` elements, for `combine` and `move`."""
+    kind = _KINDS[parts[0].spec.name if parts else "rademacher"]
+    units: list[tuple[list[int], NDArray[np.int32]]] = []  # what `_unit` reads, payload
     for spec, first, coefficients in parts:
-        kind = _KINDS[spec.name]
         if spec.name == "hadamard":
             for number, table in reference.hadamard_tables(spec.tile, first, coefficients):
                 wide = np.tile(table, max(1, _TILE[kind] // spec.tile))  # small tables side by side: see `_add_up`
-                found.append((kind, _about(spec, number, length), wide.view(np.int32)))
+                units.append((_about(spec, number, length), wide.view(np.int32)))
         else:
             values = np.ascontiguousarray(coefficients, dtype=np.float32)
             # the reference skips zeros; to add +-0 to a sum that began with +0 would change nothing
             used = np.flatnonzero(values)
             pairs = np.stack([(used + first).astype(np.uint32).view(np.int32), values[used].view(np.int32)], axis=1)
             if len(used):
-                found.append((kind, _about(spec, 0, length), pairs.reshape(-1)))
-    runs = []
-    for kind, group in groupby(found, key=lambda unit: unit[0]):
-        units = list(group)
-        position = -(-(1 + _ROW.value * len(units)) // 32) * 32
-        head = [len(units)]
-        for _, about, payload in units:
-            head += [*about, position, position + len(payload)]
-            position += len(payload)
-        padded = np.array(head + [0] * (-len(head) % 32), dtype=np.int32)
-        runs.append((kind, np.concatenate([padded, *(payload for _, _, payload in units)])))
-    if not runs:  # nothing to add up, but the weights are still read and written
-        runs.append((_KINDS["rademacher"], np.zeros(32, dtype=np.int32)))
-    return Prepared(runs)
+                units.append((_about(spec, 0, length), pairs.reshape(-1)))
+    position = -(-(1 + _ROW.value * len(units)) // 32) * 32
+    head = [len(units)]
+    for about, payload in units:
+        head += [*about, position, position + len(payload)]
+        position += len(payload)
+    padded = np.array(head + [0] * (-len(head) % 32), dtype=np.int32)
+    return Prepared(kind, np.concatenate([padded, *(payload for _, payload in units)]))
 
 
 def _run(out: torch.Tensor, source: torch.Tensor, dtype: int, prepared: Prepared, scale: float, start: int) -> None:
-    """One launch where all parts are of the same kind, as usual.
-
-    Where there are several, each adds its sum to a float32 buffer as large as `out`.
-    """
+    """Launches `_add_up`."""
     if not (size := len(out)):
         return
     if not (out.is_contiguous() and source.is_contiguous()):
         raise ValueError("Triton's kernels need contiguous tensors")
-    runs = prepared.on(out.device)
-    to = out if len(runs) == 1 or dtype == _TOTAL.value else torch.empty(out.numel(), device=out.device)
-    for i, (kind, sums) in enumerate(runs):
-        tile = _TILE[kind]
-        grid = -(-(start + size) // tile) - start // tile
-        becomes = dtype if to is out and not i else _MORE.value if i else _TOTAL.value
-        launch(_add_up, (grid,), to, source, sums, int_bits(scale), size, start, HOW=kind + 4 * becomes)
-    if to is not out:
-        _add_buffer(out, source, to, scale, dtype)
-
-
-def _add_buffer(out: torch.Tensor, source: torch.Tensor, sums: torch.Tensor, scale: float, dtype: int) -> None:
-    """`add_sums` of tensors that are contiguous, and of weights' bits."""
-    size, tile = out.numel(), 1024
-    launch(_add_all, (-(-size // tile),), out, source, sums, int_bits(scale), size, DTYPE=dtype, TILE=tile)
+    tile, sums = _TILE[prepared.kind], prepared.on(out.device)
+    grid = -(-(start + size) // tile) - start // tile
+    launch(_add_up, (grid,), out, source, sums, int_bits(scale), size, start, HOW=prepared.kind + 4 * dtype)
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:
@@ -522,7 +498,8 @@ def move(out: torch.Tensor, source: torch.Tensor, dtype: str, prepared: Prepared
 def add_sums(out: torch.Tensor, source: torch.Tensor, dtype: str, sums: torch.Tensor, scale: float) -> None:
     """out = round(source + scale * sums), where the sums over directions are there already."""
     if len(out):
-        _add_buffer(_stored(out), _stored(source).contiguous(), sums.contiguous(), scale, _DTYPES[dtype])
+        on = _stored(out), _stored(source).contiguous(), sums.contiguous()
+        launch(_add_all, (-(-len(out) // 1024),), *on, int_bits(scale), len(out), DTYPE=_DTYPES[dtype], TILE=1024)
 
 
 def project_sums(
