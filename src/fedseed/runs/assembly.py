@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,11 @@ from typing import Any
 from fedseed.attacks.labels import flip_labels
 from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
+from fedseed.methods import Method
+from fedseed.objectives.losses import Objective
 from fedseed.processes import warm
 from fedseed.reports.progress import Progress, shown_by
-from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of
+from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of, learning
 from fedseed.runs.learner import hosted_of
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.rates import find_rate, settled, with_rate
@@ -21,13 +23,49 @@ from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers
-from fedseed.tasks.data import TaskData
+from fedseed.tasks.data import ClientData, TaskData
 
 logger = logging.getLogger(__name__)
 
 
 class Federation(Simulation):
-    """A simulated federation (`Simulation` has the arguments), also from a recipe."""
+    """A federation on this machine: of a model and data that a program has, or of a recipe (`from_file`).
+
+    Args:
+        model: the base: a model of transformers, or with an objective any torch module; it is tuned in place.
+        datasets: the clients' data, one after the other: a `datasets.Dataset` or a list of rows, dicts in any form
+            that a file's rows may have ("prompt" and "completion", "messages", "text" and "label", ...) or texts; or
+            examples that the objective takes. `ClientData` gives one a name.
+        method: the method and its settings; or all that the run is (`RunSpec`), in place of `rounds` and `settings`.
+        objective: makes losses of examples; None: what fits the rows and the model.
+        rounds: how many.
+        evaluation: held-out rows, or several such sets by the prefix of their metrics' names, or a function of the
+            model; measured at round 0, every `evaluate_every` rounds and at the end.
+        progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a terminal.
+        tokenizer: the model's; rows need it.
+        settings: the other settings of `RunSpec`, such as `per_round=2, seed=1, out="runs/mine"`.
+
+    Raises:
+        RecipeError: something of it can't be; says what.
+    """
+
+    def __init__(
+        self, model: Any, datasets: Sequence[Any], method: Method | RunSpec, objective: Objective | None = None,
+        rounds: int = 1, evaluation: Any = None, progress: Progress | bool | None = None, tokenizer: Any = None,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        clients = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(datasets)]
+        if evaluation is not None and not callable(evaluation) and not isinstance(evaluation, Mapping):
+            evaluation = {"": evaluation}
+        if tokenizer is not None:
+            sets, held_out = {c.name: c.examples for c in clients}, {} if callable(evaluation) else evaluation or {}
+            fitting, examples, measure, more = learning(model, tokenizer, sets, held_out)
+            clients = [ClientData(name, own) for name, own in examples.items()]
+            objective, evaluation = objective or fitting, evaluation if callable(evaluation) else measure
+            settings = {"base": str(getattr(model, "name_or_path", "")), **more, **settings}
+        if objective is None:
+            raise RecipeError("Federation: give the model's tokenizer, or an objective (fedseed.objectives)")
+        super().__init__(model, clients, method, objective, rounds, evaluation, progress, **settings)
 
     @classmethod
     def from_file(

@@ -1,6 +1,6 @@
 """Loads a recipe's model for its task's examples, and makes what learns from them and what measures the model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,54 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
     room = longest_input(model)
     objective, measured, limit = _objective(recipe, data, kind, processor, room)
     return Equipment(model, processor, None, objective, kind, measured, limit, room)
+
+
+def learning(
+    model: Any, tokenizer: Any, sets: Mapping[str, Iterable[Any]], held_out: Mapping[str, Iterable[Any]]
+) -> tuple["Objective", dict[str, list[Any]], Evaluation, dict[str, Any]]:
+    """Returns how a model of one's own learns from rows, their examples, what measures it, and settings of `RunSpec`.
+
+    Args:
+        model: a model of transformers, with an adapter or without.
+        tokenizer: its tokenizer.
+        sets: the clients' rows (`fedseed.tasks.forms.examples_in`), by client.
+        held_out: rows to measure on, by prefix of the metrics' names.
+
+    Raises:
+        RecipeError: the rows can't be read, or do not fit the model.
+    """
+    from fedseed.models.architectures import architecture_of
+    from fedseed.objectives.kinds import kind_of
+    from fedseed.objectives.prepared import prepare_sets
+    from fedseed.objectives.tokens import longest_input
+    from fedseed.tasks.data import ClientData
+    from fedseed.tasks.forms import examples_in
+
+    whole = model.get_base_model() if hasattr(model, "peft_config") else model
+    architecture = architecture_of({**whole.config.to_dict(), "architectures": [type(whole).__name__]})
+    named, labels = tuple(map(str, whole.config.id2label.values())), tuple[str, ...]()
+    if architecture == "classification":  # rows name classes as the model does, or number them
+        rows = (row for own in (*sets.values(), *held_out.values()) for row in own if isinstance(row, Mapping))
+        numbers = tuple(map(str, range(len(named))))
+        labels = numbers if {str(row.get("label")) for row in rows}.issubset(numbers) else named
+    names = {prefix: f"evaluation {prefix}".strip() for prefix in held_out}
+    found, notes = examples_in({**sets, **{names[prefix]: rows for prefix, rows in held_out.items()}}, labels)
+    data = TaskData([ClientData(name, found[name]) for name in sets], {p: found[name] for p, name in names.items()})
+    settings, limit = within(EvaluationSettings(rouge=False), longest_input(model))
+    try:
+        kind, _ = kind_of(data, architecture)
+        objective = kind.objective(tokenizer, settings)
+        prepared, more = prepare_sets(objective, data.evaluation, limit)
+    except ValueError as error:
+        raise RecipeError(f"Federation: {error}") from error
+    measure = kind.measure(objective, data, settings)
+
+    def evaluate(model: Any) -> dict[str, float]:
+        found = ((prefix, measure(model, own)) for prefix, own in prepared.items())
+        return {prefix + name: value for prefix, metrics in found for name, value in metrics.items()}
+
+    about = {"notes": (*notes, *more), "limit": limit, "classes": named if labels else ()}
+    return objective, {name: found[name] for name in sets}, evaluate, about
 
 
 def kind_for(

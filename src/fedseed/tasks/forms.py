@@ -203,6 +203,36 @@ class Reader:
         return self.form  # for a row that lacks a field, too: reading it says which one
 
 
+def examples_in(
+    sets: Mapping[str, Iterable[Any]], labels: Sequence[str] = ()
+) -> tuple[dict[str, list[Any]], list[str]]:
+    """Returns the examples of rows in memory, by the names of what holds them, and lines about what was left out.
+
+    Args:
+        sets: rows: dicts (of a `datasets.Dataset`, say) of one of the `FORMS`, or texts, all of which is learnt. What
+            is an example already stays as it is.
+        labels: those that a text may have, in their order; none: those that are seen.
+
+    Raises:
+        RecipeError: a row is malformed, or of another form than the others.
+    """
+    reader = Reader(Style(labels=tuple(labels)), {})
+    made, lines = dict[str, list[Any]](), dict[str, list[SourceLine]]()
+    for name, rows in sets.items():
+        made[name] = list(rows)
+        if made[name] and isinstance(made[name][0], str | Mapping):
+            fields = enumerate({"text": row} if isinstance(row, str) else row for row in made[name])
+            lines[name] = reader.read(Record(f"{name}, row {i}", row) for i, row in fields)
+    if reader.bad:
+        rest = f" (and {len(reader.bad) - SHOWN:,} more)" if len(reader.bad) > SHOWN else ""
+        raise RecipeError("; ".join(reader.bad[:SHOWN]) + rest)
+    parts = list(lines.values())
+    if reader.form is LABELLED:
+        parts = with_all_labels(parts, labels)
+    made.update((name, [line.made for line in part]) for name, part in zip(lines, parts, strict=True))
+    return made, reader.notes()
+
+
 def repeated(training: Sequence[SourceLine], held_out: Sequence[SourceLine], what: str) -> list[str]:
     """A line about the held-out examples that are in the training data, too; whitespace makes no difference."""
     seen: Mapping[tuple[str, ...], str] = {_content(line.made): line.row.where for line in reversed(training)}
