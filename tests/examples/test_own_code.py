@@ -23,3 +23,17 @@ def test_an_example_runs_as_it_stands(name, printed, tmp_path):
     done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout
+
+
+@pytest.mark.long
+def test_three_trainers_end_with_the_same_weights(shared_server, tmp_path):
+    path = ROOT / "examples" / "own_trainer.py"
+    assert len(path.read_text().splitlines()) <= 30
+    assert "examples/own_trainer.py" in (ROOT / "docs" / "own-code.md").read_text()
+    command = [sys.executable, "-m", "fedseed", "serve", path.with_suffix(".toml"), "--nats", shared_server.url]
+    works = [[sys.executable, path, name, shared_server.url] for name in ("bird", "star", "boat")]
+    going = [subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for words in [*works, command]]
+    *said, coordinator = [process.communicate()[0] for process in going]
+    assert [process.returncode for process in going] == [0] * 4
+    digests = {text.splitlines()[-2] for text in said}
+    assert len(digests) == 1 and digests.pop() in coordinator

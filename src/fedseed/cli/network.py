@@ -60,15 +60,7 @@ class Reaching:
 
     def reach(self, recipe: "Recipe", name: str) -> Access:
         """Returns how to reach the server: the command line goes before the recipe. Raises RecipeError."""
-        settings = recipe.federation
-        url, key, ca = self.nats or settings.nats, self.key, self.ca
-        if url is None:
-            raise RecipeError("where is the server? --nats URL, or federation.nats in the recipe")
-        if key is None and settings.key is not None:
-            key = Path(settings.key.replace("{name}", name)).expanduser()
-        if ca is None and settings.ca is not None:
-            ca = Path(settings.ca).expanduser()
-        return Access(url, key, ca)
+        return recipe.federation.access(name, self.nats, self.key, self.ca)
 
 
 @dataclass(frozen=True)

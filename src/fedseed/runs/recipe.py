@@ -32,6 +32,7 @@ from fedseed.runs.keys import ByName, Key, explain, keys_of, told
 from fedseed.tasks import InstructionsTask, Task, metrics
 from fedseed.tasks.rewards import RewardSettings, placed
 from fedseed.tracking import Tracker
+from fedseed.transport.base import Access
 from fedseed.transport.subjects import name_problem
 from fedseed.weights.layout import DigestKind
 
@@ -317,6 +318,25 @@ class FederationSettings(Table):
                 return f"federation.clients: {name!r} stands there twice"
         known = self.start_with if open_ else None if names is None else len(names)
         return None if known is None else self._too_many(known)
+
+    def access(self, name: str, nats: str | None = None, key: Path | None = None, ca: Path | None = None) -> Access:
+        """Returns how somebody reaches the server; what is given goes before what the recipe says.
+
+        Args:
+            name: who: a client, or "coordinator".
+            nats: the server's address.
+            key: file with the NKEY seed.
+            ca: file with the certificates to trust.
+
+        Raises:
+            RecipeError: nothing says where the server is.
+        """
+        url = nats or self.nats
+        if url is None:
+            raise RecipeError("where is the server? --nats URL, or federation.nats in the recipe")
+        if key is None and self.key is not None:
+            key = Path(self.key.replace("{name}", name)).expanduser()
+        return Access(url, key, Path(self.ca).expanduser() if ca is None and self.ca is not None else ca)
 
     def check(self, clients: int) -> None:
         """Checks that so many clients can run this. Raises RecipeError, which names the key, if they can't."""

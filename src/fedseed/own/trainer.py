@@ -1,0 +1,189 @@
+"""A `Trainer` of transformers (or TRL) as a client of a federation, in one line."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from glob import escape
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedseed.errors import RecipeError
+from fedseed.federation.control import HELD_OUT
+from fedseed.federation.hosted import Hosted
+from fedseed.models.architectures import architecture_of
+from fedseed.models.loading import choose_trainable
+from fedseed.objectives.evaluation import mean_loss
+from fedseed.objectives.losses import Objective, losses_of_rows
+from fedseed.objectives.tokens import IGNORE
+from fedseed.reports.progress import Progress, shown_by
+from fedseed.runs.joining import Loading, identities, joining
+from fedseed.runs.learner import hosted_of
+from fedseed.runs.recipe import Recipe, read_recipe
+from fedseed.runs.spec import RunSpec
+from fedseed.tasks.data import ClientData
+from fedseed.transport import transport
+from fedseed.transport.base import check_run
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A row of a Trainer's data set.
+
+    Args:
+        number: where it stands.
+        features: what the collator takes.
+        terms: how many of its labels carry loss; 1 where it has no row of labels.
+    """
+
+    number: int
+    features: Any
+    terms: int
+
+
+class TrainerLoss(Objective):
+    """What a Trainer computes of its rows: its collator makes batches, its `compute_loss` their mean loss.
+
+    A causal language model's own loss is taken row by row from the logits of the whole batch. Any other, such as a
+    `compute_loss` of one's own, is asked for one row after the other: a batch's mean does not say what each row has.
+    What a collator draws (masks) it draws anew from the same seed for the same rows, so that both sides of an estimate
+    see the same.
+
+    Args:
+        trainer: the Trainer.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        from transformers import Trainer
+
+        self.trainer = trainer
+        self._collate = trainer.get_train_dataloader().collate_fn
+        config = {**trainer.model.config.to_dict(), "architectures": [type(trainer.model).__name__]}
+        self._causal = architecture_of(config) == "causal"
+        plain = trainer.compute_loss_func is None and trainer.label_smoother is None
+        self._whole = self._causal and plain and type(trainer).compute_loss is Trainer.compute_loss
+        self._made = 0
+
+    def items(self, example: Any) -> list[Row]:
+        row = Row(self._made, example, 1)
+        self._made += 1
+        labels = self._batch([row], torch.device("cpu")).get("labels")
+        if labels is None or labels.ndim < 2 or labels.is_floating_point():
+            return [row]
+        terms = int((labels[:, 1:] if self._causal else labels).ne(IGNORE).sum())
+        return [replace(row, terms=terms)] if terms else []
+
+    def weight(self, item: Row) -> int:
+        return item.terms
+
+    def losses(self, model: torch.nn.Module, items: Sequence[Row]) -> torch.Tensor:
+        device = next(model.parameters()).device
+        batch = self._batch(items, device) if self._whole else {}
+        labels = batch.pop("labels", None)
+        if labels is not None and len(labels) == len(items):  # not where a collator puts all into one row
+            logits = model(**batch, use_cache=False).logits
+            return losses_of_rows(logits[:, -labels.shape[1] :][:, :-1], labels[:, 1:])
+        alone = ((self.trainer.compute_loss(model, self._batch([item], device)), item) for item in items)
+        return torch.stack([loss.float().reshape(()) * item.terms for loss, item in alone])
+
+    def _batch(self, items: Sequence[Row], device: torch.device) -> dict[str, Any]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(hash(tuple(item.number for item in items)) & (1 << 62) - 1)
+            made = self._collate([copy.copy(item.features) for item in items])
+        return {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in made.items()}
+
+
+class _TrainersPart(Loading):
+    """What a Trainer has for a run: its model, its loss, its rows."""
+
+    def __init__(self, trainer: Any, recipe: Recipe, client: str, identity: Path | None, progress: Progress) -> None:
+        if not recipe.of_parties:
+            raise RecipeError("patch: the recipe deals out data of its own; name the clients in federation.clients")
+        if hasattr(trainer.model, "peft_config"):
+            raise RecipeError("patch: give the Trainer the base, and the recipe the adapter (model.adapter)")
+        self.names = recipe.federation.clients or [client]
+        if client not in self.names:
+            raise RecipeError(f"patch: client {client}: the recipe's are {', '.join(self.names)}")
+        self.recipe, self.progress, self.party = recipe, progress, True
+        self.identities = identities(recipe, [client], identity)
+        self._trainer, self._client = trainer, client
+        self._base: torch.nn.Module | None = None
+
+    def __call__(self) -> Hosted:
+        """Returns the Trainer's model at its base, with its rows; later a copy, should the weights be made anew."""
+        trainer, client, recipe = self._trainer, self._client, self.recipe
+        if self._base is None:
+            self._base = copy.deepcopy(trainer.model)
+        else:
+            trainer.model = trainer.model_wrapped = copy.deepcopy(self._base)
+        model, patterns = trainer.model, recipe.model.trainable
+        if isinstance(patterns, list):
+            choose_trainable(model, patterns)
+        elif frozen := [name for name, parameter in model.named_parameters() if not parameter.requires_grad]:
+            patterns = [escape(name) for name, _ in model.named_parameters() if name not in frozen]
+        objective = TrainerLoss(trainer)
+        spec = RunSpec.of(recipe, trainable=patterns)
+        data = trainer.get_train_dataloader().dataset
+        rows = [ClientData(client, [data[i] for i in range(len(data))])]
+        there = None if trainer.eval_dataset is None else trainer.get_eval_dataloader().dataset
+        held = [] if there is None else objective.prepare([there[i] for i in range(len(there))])
+
+        def evaluate(model: Any) -> dict[str, Any]:
+            found = {"loss": mean_loss(model, objective, held)} if held and recipe.evaluates else {}
+            return {"by_client": {client: {HELD_OUT: len(held), **found}}, **found}
+
+        hosted = hosted_of(spec, model, objective, rows, self.names, evaluate)
+        return replace(hosted, party=True, identities=self.identities, opened=self.opened,
+                       processor=trainer.processing_class)  # fmt: skip
+
+
+def patch(
+    trainer: Any,
+    recipe: str | Path | Recipe,
+    client: str,
+    nats: str | None = None,
+    run: str | None = None,
+    key: Path | None = None,
+    ca: Path | None = None,
+    identity: Path | None = None,
+) -> None:
+    """Makes a Trainer a client of a federation: its `train()` takes part in the run, and leaves it the tuned model.
+
+    The Trainer's model is the base that all share, its `train_dataset`, collator and loss are this client's; its
+    `eval_dataset` is what it evaluates on. How it is trained (method, rates, batches, rounds) the recipe says, which
+    all share: what `TrainingArguments` say of it does not count, and callbacks are not called.
+
+    Args:
+        trainer: a `transformers.Trainer`, or one of a subclass (TRL's `SFTTrainer`).
+        recipe: the run's: a TOML file, or the recipe.
+        client: the name of this client.
+        nats: the server; None: as the recipe says, and so are the next three.
+        run: the run's name on the server.
+        key: file with this client's NKEY seed.
+        ca: file with the certificates to trust.
+        identity: file with the key that signs for it in secure sums.
+
+    Raises:
+        RecipeError: the recipe has no such client, deals out data itself, or says nowhere where the server is.
+    """
+    from transformers.trainer_utils import TrainOutput
+
+    checked = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
+    name = run or checked.federation.run or ("" if isinstance(recipe, Recipe) else Path(recipe).stem)
+    way = transport(checked.federation.access(client, nats, key, ca), check_run(name))
+    load = _TrainersPart(trainer, checked, client, identity, shown_by(None))
+
+    def train(*_: Any, **__: Any) -> TrainOutput:
+        """Takes part in the run until it is over; returns the rounds as steps, and the weights' digest."""
+        process = joining(load, name, way)
+        digest = process.run()
+        assert process.replica is not None
+        trainer.model = trainer.model_wrapped = process.replica.hosted.worker.space.model
+        trainer.state.global_step = process.at
+        last = process.evaluations[-1] if process.evaluations else {}
+        measured = {key: value for key, value in last.items() if isinstance(value, float)}
+        return TrainOutput(process.at, nan, {**measured, "weights_digest": digest})
+
+    trainer.train = train
