@@ -22,7 +22,8 @@ from fedseed.objectives.settings import EvaluationSettings
 from fedseed.tasks.data import Choice, Cloze, Example, NextWord, Picture, TaskData
 from fedseed.tasks.rewards import Judge, RewardSettings
 
-Measure = Callable[[torch.nn.Module, Prepared], dict[str, float]]  # a model, examples -> metrics by name
+# a model, the objective, examples, the task's data, settings -> metrics by name
+Measure = Callable[[torch.nn.Module, Any, Prepared, TaskData, EvaluationSettings], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -33,26 +34,26 @@ class ExampleKind:
         example: the type.
         architecture: which models can.
         objective: makes the objective of (tokenizer or image processor, settings).
-        measure: makes the metrics of (the objective, the data, settings).
+        measure: makes the metrics.
         bases: bases of other architectures that are made such a model, with a new head.
     """
 
     example: type
     architecture: Architecture
     objective: Callable[..., Objective]
-    measure: Callable[[Any, TaskData, EvaluationSettings], Measure]
+    measure: Measure
     bases: tuple[Architecture, ...] = ()
 
 
-def _measure_language(objective: Any, data: TaskData, settings: EvaluationSettings) -> Measure:
+def _language(
+    model: torch.nn.Module, objective: Any, prepared: Prepared, data: TaskData, settings: EvaluationSettings
+) -> dict[str, float]:
     scores = tuple(dict.fromkeys((*data.scores, *settings.metrics))) if settings.rouge else ()
-    return lambda model, prepared: language_metrics(model, objective, prepared, settings.max_new_tokens, scores)
+    return language_metrics(model, objective, prepared, settings.max_new_tokens, scores)
 
 
-def _choosing(batch: int, classes: bool = False) -> Callable[[Any, TaskData, EvaluationSettings], Measure]:
-    return lambda objective, data, settings: (
-        lambda model, prepared: choice_metrics(model, objective, prepared.items, batch, classes)
-    )
+def _choosing(batch: int, classes: bool = False) -> Measure:
+    return lambda model, objective, prepared, *_: choice_metrics(model, objective, prepared.items, batch, classes)
 
 
 def _texts(made: type[TextObjective]) -> Callable[..., Objective]:
@@ -61,8 +62,8 @@ def _texts(made: type[TextObjective]) -> Callable[..., Objective]:
 
 # of a type's kinds, the first is what it is for where nothing says otherwise
 KINDS: tuple[ExampleKind, ...] = (
-    ExampleKind(Example, "causal", _texts(CausalLM), _measure_language),
-    ExampleKind(Example, "seq2seq", _texts(Seq2SeqLM), _measure_language),
+    ExampleKind(Example, "causal", _texts(CausalLM), _language),
+    ExampleKind(Example, "seq2seq", _texts(Seq2SeqLM), _language),
     ExampleKind(NextWord, "causal", _texts(NextWords), _choosing(32)),
     ExampleKind(Choice, "causal", _texts(Choices), _choosing(32)),
     ExampleKind(Choice, "seq2seq", _texts(Seq2SeqChoices), _choosing(32)),
@@ -133,13 +134,9 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
         language: Any = kind.objective(tokenizer, evaluation)
         return Rewarded(language, judge, settings.max_new_tokens)
 
-    def measure(objective: Rewarded, data: TaskData, evaluation: EvaluationSettings) -> Measure:
-        inner = kind.measure(objective.language, data, evaluation)
-
-        def measured(model: torch.nn.Module, prepared: Prepared) -> dict[str, float]:
-            told = prepare(objective.language, prepared.name, prepared.examples)  # a chat may have several answers
-            return {**inner(model, told), "reward": -mean_loss(model, objective, prepared.items)}
-
-        return measured
+    def measure(model: torch.nn.Module, objective: Rewarded, prepared: Prepared, *more: Any) -> dict[str, float]:
+        told = prepare(objective.language, prepared.name, prepared.examples)  # a chat may have several answers
+        found = kind.measure(model, objective.language, told, *more)
+        return {**found, "reward": -mean_loss(model, objective, prepared.items)}
 
     return replace(kind, objective=objective, measure=measure)

@@ -237,7 +237,6 @@ def evaluation_of(
     from fedseed.runs.stopping import VALIDATION_LOSS
 
     objective, measured = equipment.objective, equipment.measured
-    measure = equipment.kind.measure(objective, data, measured)
     if recipe.stopping is not None and not data.validation:
         raise RecipeError(f'stopping: task.name = "{recipe.task.name}" has no validation examples to stop by')
     try:
@@ -254,7 +253,7 @@ def evaluation_of(
     validation = [item for one in kept.values() for item in one.items]
 
     def evaluate(model: Any) -> dict[str, float]:
-        found = ((prefix, measure(model, prepared)) for prefix, prepared in sets.items())
+        found = ((key, equipment.kind.measure(model, objective, one, data, measured)) for key, one in sets.items())
         metrics = {prefix + name: value for prefix, named in found for name, value in named.items()}
         if validation:
             metrics[VALIDATION_LOSS] = mean_loss(model, objective, validation)
@@ -282,7 +281,7 @@ def _of_parties(recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData])
         for name, data, held, validation in found:
             figures = by_client[name] = {HELD_OUT: len(held.examples)}
             if held.examples:
-                figures |= equipment.kind.measure(objective, data, equipment.measured)(model, held)
+                figures |= equipment.kind.measure(model, objective, held, data, equipment.measured)
             if validation:
                 figures |= {VALIDATION: len(validation), VALIDATION_LOSS: mean_loss(model, objective, validation)}
         return {"by_client": by_client, **averaged(by_client)}
