@@ -123,7 +123,7 @@ def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
 
 def library() -> Any:
     """Returns PEFT, which takes seconds to import and brings bitsandbytes, where that is installed."""
-    # it speaks of kernels that it could load from the hub
+    # on import it warns of kernels that could come from the hub
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import peft
 
@@ -131,7 +131,7 @@ def library() -> Any:
 
 
 def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
-    """Returns the model with an adapter whose first weights are not drawn yet: all that its size depends on."""
+    """Returns the model with an adapter whose first weights are peft's own: enough to know its size."""
     import torch
 
     peft = library()
@@ -272,5 +272,5 @@ def has_virtual_tokens(model: "torch.nn.Module") -> bool:
 
 
 def at_home(model: "torch.nn.Module", device: "torch.device") -> AbstractContextManager[Any]:
-    """For a forward pass: what peft makes for virtual tokens without saying where is made on the model's device."""
+    """Makes new tensors on the model's device in a forward pass with virtual tokens; peft names no device for them."""
     return device if has_virtual_tokens(model) else nullcontext()

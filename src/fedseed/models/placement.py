@@ -43,7 +43,7 @@ def find_device(name: str) -> torch.device | None:
 
 
 def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
-    """Returns which modules go where, with all GPUs' and the CPU's free memory; a layer stays in one piece.
+    """Returns a device for each module: layers, each in one piece, are dealt out to the free memory of GPUs and CPU.
 
     Raises:
         RecipeError: the model does not fit.

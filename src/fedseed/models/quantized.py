@@ -1,4 +1,4 @@
-"""Frozen bases in 4 or 8 bits, of which an adapter is tuned. Built on `bitsandbytes`, which computes on CPUs and GPUs.
+"""Loads frozen bases in 4 or 8 bits, under an adapter. Built on `bitsandbytes`, which computes on CPUs and GPUs.
 
     4bit   Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", NeurIPS 2023: 4-bit NormalFloat, a scale in
            float32 for every 64 weights, computed with in the base's dtype
@@ -25,7 +25,7 @@ BLOCK = 64  # weights of a scale
 
 
 def settings_of(quantization: Quantization, dtype: torch.dtype, classifies: bool) -> Any:
-    """What transformers is told (`quantization_config`).
+    """Returns what `from_pretrained` of transformers is given as `quantization_config`.
 
     Args:
         quantization: how.
@@ -40,7 +40,7 @@ def settings_of(quantization: Quantization, dtype: torch.dtype, classifies: bool
         raise RecipeError(f"{wanted} needs bitsandbytes: {to_install('quantized')}")
     from transformers import BitsAndBytesConfig
 
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of every cast
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of every cast
     spared = list(HEADS) if classifies else None  # None: the output layer
     if quantization == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=spared)
@@ -50,7 +50,7 @@ def settings_of(quantization: Quantization, dtype: torch.dtype, classifies: bool
 
 
 def settle(model: torch.nn.Module) -> None:
-    """Let 4-bit layers stay as they are loaded.
+    """Keeps 4-bit layers as they are loaded.
 
     On some processors bitsandbytes would repack a layer's weights in evaluation and compute in bfloat16 from then on,
     so that a loss would depend on what was computed before. A layer whose width is no multiple of a block it could not
@@ -62,7 +62,7 @@ def settle(model: torch.nn.Module) -> None:
 
 
 def saved_by(model: Any, quantization: Quantization) -> int:
-    """About how many bytes less a model's weights take once it is quantised, from its outline."""
+    """Returns about how many bytes less a model's weights take once it is quantised, from its outline."""
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     saved: dict[int, int] = {}
     for name, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""How large a batch is in tokens, and micro-batches of so many tokens at most."""
+"""Cuts the examples of a step into what goes through a model at a time: so many examples, or so many tokens."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,14 +8,14 @@ from fedseed.objectives.losses import Options
 
 
 def sequences_of(item: Any) -> Sequence[Any]:
-    """What goes through the model for an example: itself, or the options of a choice that are scored."""
+    """Returns what goes through the model for an example: itself, or the options of a choice that are scored."""
     if not isinstance(item, Options):
         return (item,)
     return (item.sequences[item.gold],) if item.teacher_forcing else item.sequences
 
 
 def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -> Iterator[Sequence[Any]]:
-    """Cut the examples of a step, in their order, into what goes through the model at a time.
+    """Cuts the examples of a step, in their order, into what goes through the model at a time.
 
     Args:
         items: prepared examples.
@@ -29,7 +29,7 @@ def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -
         for at in range(0, len(items), batch):
             yield items[at : at + batch]
         return
-    begin, size = 0, (0, 0, 0)  # of a batch: its rows, and the most tokens of one, in an encoder and a decoder apart
+    begin, size = 0, (0, 0, 0)  # the batch's rows, and its longest row in an encoder and in a decoder
     for at, item in enumerate(items):
         sides = [_sides(one) for one in sequences_of(item)]
         alone = len(sides), max(first for first, _ in sides), max(second for _, second in sides)
@@ -46,7 +46,7 @@ def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -
 
 
 def _sides(sequence: Any) -> tuple[int, int]:
-    """Returns a sequence's tokens in an encoder (or all), and in a decoder apart from it."""
+    """Returns how many tokens of a sequence an encoder reads, and a decoder; a model without these reads all as one."""
     length = len(getattr(sequence, "ids", ()))
     encoded = sequence.response_start if getattr(sequence, "encoded", False) else length
     return encoded, length - encoded

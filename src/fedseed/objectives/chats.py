@@ -1,10 +1,10 @@
-"""Chats as tokens, by a tokenizer's chat template, with the exact tokens of each answer.
+"""Makes tokens of chats by a tokenizer's chat template, and finds the exact tokens of each answer.
 
 What is learnt is what the model will have to write itself: from where the template asks for an answer up to the token
-that ends it. It is found by writing the chat's beginnings: the text up to an answer, asked for, is the beginning of the
-text with that answer, and that of the whole chat. This is checked for each answer. Where a template writes earlier
-answers in another way once the chat has gone on (reasoning is taken out, say), a chat becomes several examples, each as
-the model sees it when it gives one answer. A template that marks its answers itself ({% generation %}) is believed.
+that ends it. To find that, the chat is written up to each answer, asking for it: this must be the beginning of the text
+with the answer, which is checked, and that of the whole chat. Where a template writes earlier answers in another way
+once the chat has gone on (it takes reasoning out, say), a chat becomes several examples, each as the model sees it when
+it gives one answer. Where a template marks its answers itself ({% generation %}), these are taken.
 """
 
 import re
@@ -27,7 +27,7 @@ TODAY = """{%- macro strftime_now(format) -%}
 """
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 PROBE = "probe of the system"
-MOST_TIMES = 1000  # that a template may write the same
+MOST_TIMES = 1000  # the largest number that a template may multiply by
 
 
 class Written(NamedTuple):
@@ -38,7 +38,7 @@ class Written(NamedTuple):
 
 
 class ChatTemplate:
-    """What writes chats for a tokenizer.
+    """Writes chats for a tokenizer, as text and as tokens.
 
     Args:
         tokenizer: a fast `transformers` tokenizer: it says which characters a token stands for.
@@ -194,7 +194,7 @@ class ChatTemplate:
         return list(made["input_ids"]), places
 
     def _answer(self, ids: Sequence[int], places: Sequence[Span], begin: int, end: int) -> Span:
-        """Returns the tokens that begin within some characters, without blanks after the one that ends the answer."""
+        """Returns the span of tokens that begin within an answer's characters, without blanks after its last token."""
         inside = [i for i, (at, _) in enumerate(places) if begin <= at < end]
         if not inside:
             raise ValueError("the chat template writes nothing where it asks for an answer")
@@ -205,13 +205,13 @@ class ChatTemplate:
 
     @cached_property
     def _enders(self) -> frozenset[int]:
-        """Returns tokens that may end an answer: special ones, and those that were added to the vocabulary."""
+        """Returns the tokens that may end an answer: special ones, and those that were added to the vocabulary."""
         added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items()}
         return frozenset({i for i, text in added.items() if text.strip()} | set(self.tokenizer.all_special_ids))
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """Returns what token ends an answer; None: none, or the template takes more than a question and an answer."""
+        """Returns the token that ends an answer; None: none does, or the template refuses a question with an answer."""
         probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         try:
             tokens = self._tokens(self._write(probe, [], last_only=True)[-1], ())

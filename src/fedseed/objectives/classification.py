@@ -1,4 +1,4 @@
-"""Classification by a model's head: a text in (BERT, RoBERTa, LLaMA), or a picture (ViT, ResNet), a class out."""
+"""Tells classes apart by a model's head: of texts (BERT, RoBERTa, LLaMA), or of pictures (ViT, ResNet)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class ClassifiedText:
 
 
 def classes_of(examples: Sequence[Choice | Cloze]) -> tuple[str, ...]:
-    """The classes' names: what the first example chooses among.
+    """Returns the classes' names: what the first example chooses among.
 
     Raises:
         ValueError: examples have options of their own, as in tasks of multiple choice.
@@ -46,7 +46,7 @@ class TextClasses(Scoring, TextObjective):
 
     @property
     def needed(self) -> tuple[str, str]:  # type: ignore[override]
-        """The token that pads: a text ends with no token of its own."""
+        """Returns a token that can pad, which is all that is needed: nothing is put at the end of a text."""
         return ("pad_token", "token to pad with") if self.tokenizer.eos_token_id is None else TextObjective.needed
 
     def items(self, example: Choice | Cloze) -> list[ClassifiedText]:
@@ -70,7 +70,7 @@ class Images(Scoring):
 
     Args:
         processor: a `transformers` image processor.
-        kept: bytes of pixel values kept in memory.
+        kept: how many bytes of pixel values stay in memory, to be used again.
     """
 
     def __init__(self, processor: Any, kept: int = KEPT) -> None:

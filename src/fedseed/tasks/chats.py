@@ -1,7 +1,7 @@
-"""Chats as data sets have them: roles, parts of a content, tools; and the plain text of one.
+"""Reads chats as data sets have them (roles, parts of a content, tools), and writes them as plain text.
 
-Two forms of rows: OpenAI's `messages` (role, content, tool_calls) and ShareGPT's `conversations` (from, value). Both
-end up as messages with a role and a text, as chat templates take them.
+Rows have one of two forms: OpenAI's `messages` (role, content, tool_calls) or ShareGPT's `conversations` (from, value).
+Both end up as messages with a role and a text, as chat templates take them.
 """
 
 import json
@@ -21,21 +21,21 @@ SAID_BY = {  # ShareGPT's names, as published data sets write them
     "assistant": ("gpt", "assistant", "chatgpt", "model", "bot", "function_call"),
     "tool": ("tool", "observation", "function_response"),
 }
-FROM = {name: role for role, names in SAID_BY.items() for name in names}
+ROLE_OF = {name: role for role, names in SAID_BY.items() for name in names}
 
 
 def read_chat(row: Record, style: ChatStyle) -> Chat:
-    """A row's chat, up to the last message of the assistant.
+    """Returns a row's chat, up to the last message of the assistant.
 
     Args:
         row: with `messages` or `conversations`, and perhaps `tools` and `system`.
-        style: how it becomes tokens.
+        style: how the chat becomes tokens.
 
     Raises:
         RecipeError: a message is malformed, or the assistant answers nothing.
     """
     name = "messages" if row.values.get("messages") is not None else "conversations"
-    read = _message if name == "messages" else _shared
+    read = _openai if name == "messages" else _sharegpt
     turns = [read(turn) for turn in _parsed(row, name).records(name)]
     system = row.values.get("system")
     if isinstance(system, str) and system.strip() and turns and turns[0]["role"] != "system":
@@ -48,14 +48,14 @@ def read_chat(row: Record, style: ChatStyle) -> Chat:
 
 
 def chat_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], style: ChatStyle, where: str) -> Chat:
-    """A chat of messages, the last of which is an answer; with its plain form."""
+    """Returns a chat of messages, the last of which is an answer, with its plain form; `where` is its file and line."""
     prompt, response = plain_form(messages, tools, len(messages) - 1)
-    answers = (spoken(messages[-1]),)
+    answers = (text_of(messages[-1]),)
     return Chat(prompt, response, answers, "", tuple(messages), tuple(tools), style, where)
 
 
 def plain_form(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: int) -> tuple[str, str]:
-    """A chat as plain text: what stands before an answer, and the answer.
+    """Returns a chat as plain text: what stands before an answer, and the answer.
 
     Args:
         messages: the chat.
@@ -63,23 +63,23 @@ def plain_form(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], 
         answer: the answer's number among the messages.
     """
     known = f"Tools: {json.dumps(list(tools), ensure_ascii=False)}\n\n" if tools else ""
-    before = "".join(f"{ROLES[turn['role']]}: {spoken(turn)}\n\n" for turn in messages[:answer])
-    return f"{known}{before}Assistant:", f" {spoken(messages[answer])}"
+    before = "".join(f"{ROLES[turn['role']]}: {text_of(turn)}\n\n" for turn in messages[:answer])
+    return f"{known}{before}Assistant:", f" {text_of(messages[answer])}"
 
 
-def spoken(message: Mapping[str, Any]) -> str:
-    """A message as plain text: its content, and what it calls as JSON, a line each."""
+def text_of(message: Mapping[str, Any]) -> str:
+    """Returns a message as plain text: its content, then each call of a function as a line of JSON."""
     calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in message.get("tool_calls") or ()]
     return "\n".join([*([message["content"]] if message["content"] or not calls else []), *calls])
 
 
 def answers_of(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The numbers of the assistant's messages that answer something."""
+    """Returns the numbers of the assistant's messages but for the first of all, which answers nothing."""
     return [i for i, turn in enumerate(messages) if i and turn["role"] == "assistant"]
 
 
-def _message(turn: Record) -> Message:
-    """A message as OpenAI has it. Fields that a template may use are kept; nothing is kept of those that are null."""
+def _openai(turn: Record) -> Message:
+    """Reads a message in OpenAI's form. Other fields are kept for templates, but for those that are null."""
     given = turn.field("role", str)
     role = OTHER_ROLES.get(given, given)
     if role not in ROLES:
@@ -90,14 +90,14 @@ def _message(turn: Record) -> Message:
     return {**kept, **({"tool_calls": calls} if calls else {}), "role": role, "content": content}
 
 
-def _shared(turn: Record) -> Message:
-    """A message as ShareGPT has it."""
+def _sharegpt(turn: Record) -> Message:
+    """Reads a message in ShareGPT's form."""
     given = turn.field("from", str)
-    if given not in FROM:
-        raise RecipeError(f'{turn.where}: "from" = {given!r}: one of {", ".join(FROM)} is expected')
+    if given not in ROLE_OF:
+        raise RecipeError(f'{turn.where}: "from" = {given!r}: one of {", ".join(ROLE_OF)} is expected')
     text = _content(turn, "value")
     if given != "function_call":
-        return {"role": FROM[given], "content": text}
+        return {"role": ROLE_OF[given], "content": text}
     calls = _from_json(text, f'{turn.where}: "value" of a function_call is no JSON')
     calls = calls if isinstance(calls, list) else [calls]
     made = Record(turn.where, {"calls": [{"type": "function", "function": call} for call in calls]}).records("calls")
@@ -105,7 +105,7 @@ def _shared(turn: Record) -> Message:
 
 
 def _content(turn: Record, name: str) -> str:
-    """A content as text: as it is, or the texts of its parts."""
+    """Returns a content as text: as it is, or the texts of its parts one after the other."""
     if not isinstance(turn.values.get(name), list):
         return str(turn.field(name, str))
     texts = []
@@ -118,7 +118,7 @@ def _content(turn: Record, name: str) -> str:
 
 
 def _call(call: Record) -> Message:
-    """A tool call whose arguments are an object, as templates expect them; APIs give them as JSON text."""
+    """Returns a tool call with its arguments as an object, which templates expect; APIs give them as JSON text."""
     made = dict(call.values)
     function = call.record("function") if "function" in made else call
     function.field("name", str)
@@ -129,7 +129,7 @@ def _call(call: Record) -> Message:
 
 
 def _parsed(row: Record, name: str) -> Record:
-    """The row with a list that was written as JSON text (as tables have it) read."""
+    """Returns the row with a list of objects in the field, where a table has the list as JSON text."""
     value = row.values.get(name)
     if isinstance(value, str) and value.lstrip().startswith("["):
         return Record(row.where, {**row.values, name: _from_json(value, f'{row.where}: "{name}" is no valid JSON')})

@@ -57,7 +57,7 @@ class DealtTask(Task):
 
     @property
     def dealing_seed(self) -> int:
-        """What draws the partition."""
+        """Returns the seed that draws the partition."""
         return self.seed
 
     def dealt_by(self, field: str) -> bool:
@@ -91,7 +91,7 @@ def picked(rows: Sequence[Row], numbers: Iterable[int]) -> list[Row]:
 
 
 def share_of(share: float, count: int) -> int:
-    """Returns how many of `count` a share is: one at least, unless it is nothing."""
+    """Returns how many of `count` a share is: one at least, unless the share is 0."""
     return max(1, round(share * count)) if share else 0
 
 
@@ -114,8 +114,8 @@ def deal_clients(
     Args:
         rows: what is dealt.
         partition: how.
-        clients: how many; None: `default`, or as many as a field has values.
-        default: how many where nothing says it.
+        clients: how many; None: `default`, or as many as the partition's field has values.
+        default: how many there are where `clients` is None and the partition goes by no field.
         seed: draws the partition.
 
     Raises:

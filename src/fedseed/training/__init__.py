@@ -1,1 +1,1 @@
-"""What clients run: local training and objectives. Only `settings` may be imported without torch."""
+"""Does what a client does in a round. Only `settings` may be imported without torch."""

@@ -1,4 +1,4 @@
-"""The client's side of a round: batches in a reproducible order, first-order training, what it cost."""
+"""Does a client's work in a round: it draws batches, measures losses, trains, and counts what that costs."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +27,8 @@ from fedseed.weights.heap import give_back
 from fedseed.weights.projection import Projection, change_norms, count_moved, project_change
 from fedseed.weights.row_losses import row_losses
 from fedseed.weights.space import ParameterSpace
+
+MANY_BYTES = 64 << 20  # with as many bytes of weights or more, the memory of gradients is given back after a client
 
 
 @torch.no_grad()
@@ -72,9 +74,6 @@ def part_losses(
     each = iter(found.tolist())
     means = iter([sum(next(each) for _ in part) / sum(map(objective.weight, part)) for part in parts])
     return [[next(means) for _ in range(n)] if batch else [0.0] * n for batch in batches]
-
-
-MANY_BYTES = 64 << 20  # of weights from which on the memory of gradients is given back after a client
 
 
 @dataclass
@@ -127,9 +126,9 @@ class LocalClient:
     memory: Memory = field(default_factory=Memory)
     cost: ClientCost = field(default_factory=ClientCost)
     _start: Sequence[torch.Tensor] | None = field(default=None, init=False)
-    # the weights now, where the model has only their rounding
+    # the weights in float32, where the model has only their rounding
     _finer: Sequence[torch.Tensor] | None = field(default=None, init=False)
-    # what brings the model back, once something will change it
+    # functions that bring the model back, the last one first; there are none while nothing has changed it
     _undo: list[Callable[[], None]] = field(default_factory=list, init=False)
 
     @contextmanager
@@ -167,7 +166,7 @@ class LocalClient:
 
     @property
     def _before(self) -> Sequence[torch.Tensor]:
-        """Returns the weights of the round's beginning; after training."""
+        """Returns the weights of the round's beginning, which are kept once training has begun."""
         assert self._start is not None
         return self._start
 
@@ -218,7 +217,7 @@ class LocalClient:
         self._undo += [self._buffers_as_they_are(), way_back]
 
     def _buffers_as_they_are(self) -> Callable[[], None]:
-        """Returns what brings the model's buffers back: batch norm's statistics are local."""
+        """Returns a function that brings the model's buffers back: batch norm's statistics stay with the client."""
         kept = [b.clone() for b in self.space.model.buffers()]
 
         @torch.no_grad()
@@ -293,7 +292,7 @@ class LocalClient:
         self.cost.losses = [loss for loss in self.cost.losses if isfinite(loss)]
 
     def autocast(self, dtype: Autocast | None) -> AbstractContextManager[None]:
-        """Computes inside in a 16-bit dtype what may be, whatever dtype the weights have; None: nothing.
+        """Lets passes inside compute in a 16-bit dtype where torch allows it, whatever dtype the weights have.
 
         Casts of weights are not kept from one use to the next: the weights may have been moved in between.
         """
@@ -337,7 +336,7 @@ class LocalClient:
         self._end(steps)
 
     def _end(self, steps: Steps) -> None:
-        """Counts in the first round how many weights have moved, where they lose small steps; makes room."""
+        """Counts in the first round how many weights have moved, if they can lose small steps; frees memory."""
         if steps.lossy and self.round == 1 and self._start is not None:
             with self.phase("local"):
                 moved = count_moved(self.space.parameters, self._start)

@@ -1,8 +1,7 @@
-"""Training without keeping gradients in memory: for Ferret's streaming projection.
+"""Hands gradients over as backward makes them, so that none is kept in memory: for Ferret's streaming projection.
 
-Each gradient is handed over the moment backward has produced it, and freed. An embedding would still be expensive: the
-gradient of its whole matrix, nearly all of it zero, and where it is tied to the output layer the sum of two such. So
-looked-up rows are handed over as rows.
+An embedding would still be expensive: the gradient of its whole matrix, nearly all of it zero, and where it is tied to
+the output layer the sum of two such. So looked-up rows are handed over as rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,15 +43,15 @@ def gradients_taken(
         for i, p in enumerate(parameters)
     ]
     try:
-        with nullcontext() if take_rows is None else _Rows(parameters, take_rows):
+        with nullcontext() if take_rows is None else _LookedUpRows(parameters, take_rows):
             yield
     finally:
         for hook in hooks:
             hook.remove()
 
 
-class _Rows(TorchFunctionMode):
-    """Embeddings whose matrix gets no gradient; the looked-up rows' gradients are handed over."""
+class _LookedUpRows(TorchFunctionMode):
+    """Hands the gradients of looked-up rows over in place of those of whole embeddings."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], take_rows: TakeRows) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How words are drawn and texts are made of the data files here; their expressions are Jinja's.
+"""Draws words and makes texts of them, as the data files here say; their expressions are Jinja's.
 
 A draw is a list of lines, "name = expression" (or "one two = expression", of a list of two); later lines and texts use
 the names. Expressions know the lists and tables of world.toml, and:
@@ -65,21 +65,25 @@ def _capital(text: str) -> str:
 
 
 def _after(value: Any, steps: int) -> Any:
-    """Returns the number, the day or the month so many steps after one."""
+    """Returns the number, day or month so many steps after another; January comes after December."""
     if isinstance(value, int):
         return value + steps
     cycle = WORLD["days"] if value in WORLD["days"] else WORLD["months"]
     return cycle[(cycle.index(value) + steps) % len(cycle)]
 
 
-def _written(value: Any) -> Any:
+def _commas(value: Any) -> Any:
     return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 LANGUAGE = Environment(
-    variable_start_string="{", variable_end_string="}", finalize=_written, autoescape=False, keep_trailing_newline=True
+    variable_start_string="{",
+    variable_end_string="}",
+    finalize=_commas,
+    autoescape=False,
+    keep_trailing_newline=True,
 )
-# in place of Jinja's globals, which take longer
+# what expressions know; given to each of them, which is faster than Jinja's own globals
 KNOWN: Values = WORLD | {
     "range": range,
     "sorted": sorted,
