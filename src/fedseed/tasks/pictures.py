@@ -95,20 +95,12 @@ class CIFAR(PictureTask):
         texts = {field: read_text(folder / file) for field, file in self.labels.items()}
         names = {field: [line.strip() for line in text.split("\n") if line.strip()] for field, text in texts.items()}
         by = next((field for field in self.fields if self.dealt_by(field)), "class")
-        train, test = (
-            [
-                Labelled(Picture(pixels, labels["class"]), names[by][labels[by]])
-                for name in files
-                for pixels, labels in self._records(folder / name, names)
-            ]
-            for files in (self.train_files, [self.test_file])
-        )
-        return train, [row.example for row in test], tuple(names["class"])
+        train = [one for file in self.train_files for one in self._pictures(folder / file, names, by)]
+        test = [one.example for one in self._pictures(folder / self.test_file, names, by)]
+        return train, test, tuple(names["class"])
 
-    def _records(
-        self, path: Path, names: Mapping[str, Sequence[str]]
-    ) -> Iterator[tuple[NDArray[np.uint8], dict[str, int]]]:
-        """Returns the pictures of a file, each with a label's number by field."""
+    def _pictures(self, path: Path, names: Mapping[str, Sequence[str]], by: str) -> Iterator[Labelled]:
+        """Yields the pictures of a file, each with the name of its label of the field `by`."""
         width = len(self.labels) + 3 * SIDE * SIDE
         try:
             data = np.frombuffer(path.read_bytes(), np.uint8)
@@ -123,7 +115,8 @@ class CIFAR(PictureTask):
                     raise RecipeError(
                         f"{path} record {number}: {field} is a number from 0 to {len(names[field]) - 1}, not {label}"
                     )
-            yield record[len(self.labels) :].reshape(3, SIDE, SIDE).transpose(1, 2, 0), labels
+            pixels = record[len(self.labels) :].reshape(3, SIDE, SIDE).transpose(1, 2, 0)
+            yield Labelled(Picture(pixels, labels["class"]), names[by][labels[by]])
 
 
 class CIFAR10Task(CIFAR):

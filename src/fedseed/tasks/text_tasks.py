@@ -74,20 +74,19 @@ class DrawnTask(DealtTask):
     evaluation: PositiveInt = 1000
 
     @abstractmethod
-    def examples_of(self, row: Record) -> Iterable[Labelled]:
-        """Returns what a row becomes, with what partitions go by: usually one example; none if it can't be used.
+    def example_of(self, row: Record) -> Labelled | None:
+        """Returns what a row becomes, with what partitions go by; None: it can't be used.
 
         Raises:
             RecipeError: a field is missing or wrong.
         """
 
     @abstractmethod
-    def draw(self, rows: Sequence[Labelled], place: str) -> tuple[list[Labelled], list[Labelled], str]:
-        """Returns training examples, validation examples, and a line about them.
+    def draw(self, rows: Sequence[Labelled]) -> tuple[Sequence[Labelled], Sequence[Labelled], str]:
+        """Returns training examples, validation examples, and what else there is to say of them.
 
         Args:
             rows: the train file's examples in a random order.
-            place: the folder, for messages.
 
         Raises:
             RecipeError: there are too few.
@@ -101,16 +100,17 @@ class DrawnTask(DealtTask):
         folder = data_folder(self.path, self.hint)
         train, missed = self._read(folder, self.train_files)
         order = [train[i] for i in permutation(self.seed, Domain.PARTITION, len(train), TRAIN)]
-        held, validation, about = self.draw(order, str(folder))
-        tests, counts = {}, []
+        held, validation, more = self.draw(order)
+        of_all = f"validation examples of {len(train):,} in the train file"
+        tests, counts = {}, [f"{len(held):,} training and {len(validation):,} {of_all}{more}"]
         for number, (prefix, names) in enumerate(self.test_files.items()):
-            rows, more = self._read(folder, names)
+            rows, too = self._read(folder, names)
             drawn = permutation(self.seed, Domain.PARTITION, len(rows), TEST + number)[: self.evaluation]
             tests[prefix] = [rows[i].example for i in drawn]
             kind = f"{prefix.rstrip('_')} test" if prefix else "test"
             counts.append(f"{len(drawn):,} {kind} examples of {len(rows):,}")
-            missed += more
-        notes = [f"{about}, {', '.join(counts)} in the {self.test_is} file"]
+            missed += too
+        notes = [f"{', '.join(counts)} in the {self.test_is} file"]
         if missed:
             notes.append(f"{missed:,} rows left out ({self.left_out})")
         return held, TaskData((), tests, [row.example for row in validation], tuple(notes))
@@ -121,11 +121,11 @@ class DrawnTask(DealtTask):
         if path is None:
             raise RecipeError(f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}')
         read, inside = READERS.get(path.suffix, read_records), list(filter(None, self.rows.split(".")))
-        made = [list(self.examples_of(row)) for whole in read(path) for row in _rows_in(whole, inside)]
-        found, missed = [one for examples in made for one in examples], made.count([])
+        made = [self.example_of(row) for whole in read(path) for row in _rows_in(whole, inside)]
+        found = [one for one in made if one is not None]
         if not found:
-            raise RecipeError(f"{path}: it has no row that can be used" if missed else f"{path}: it has no row")
-        return found, missed
+            raise RecipeError(f"{path}: it has no row that can be used" if made else f"{path}: it has no row")
+        return found, len(made) - len(found)
 
 
 def _rows_in(whole: Record, place: Sequence[str]) -> Iterator[Record]:
@@ -220,26 +220,22 @@ class MeZOTask(DrawnTask):
     examples: PositiveInt = 1000
     validation: PositiveInt = 500
 
-    def draw(self, rows: Sequence[Labelled], place: str) -> tuple[list[Labelled], list[Labelled], str]:
+    def draw(self, rows: Sequence[Labelled]) -> tuple[Sequence[Labelled], Sequence[Labelled], str]:
         wanted = self.examples + self.validation
         if wanted > len(rows):
             raise RecipeError(
                 f"task.examples = {self.examples} and task.validation = {self.validation}: "
-                f"{wanted} rows are needed, the train file in {place} has {len(rows)}"
+                f"{wanted} rows are needed, the train file in {self.path} has {len(rows)}"
             )
-        return (
-            list(rows[: self.examples]),
-            list(rows[self.examples : wanted]),
-            _drawn(self.examples, self.validation, rows),
-        )
+        return rows[: self.examples], rows[self.examples : wanted], ""
 
-    def examples_of(self, row: Record) -> Iterator[Labelled]:
+    def example_of(self, row: Record) -> Labelled | None:
         """Partitions go by the right option; where every example has its own options, by its number."""
         prompt, options = _filled(self.prompt, row), tuple(_filled(option, row) for option in self.options)
         number = _class_of(row, self.classes, self.label)
         gold = self.gold[number] if self.gold else number
         made = Choice(prompt, options, gold, (), self.teacher_forcing, _filled(self.text, row))
-        yield Labelled(made, str(gold) if self.teacher_forcing else options[gold].strip())
+        return Labelled(made, str(gold) if self.teacher_forcing else options[gold].strip())
 
 
 class AnswerTask(MeZOTask):
@@ -248,19 +244,20 @@ class AnswerTask(MeZOTask):
     answers: ClassVar[Sequence[str]]  # the fields with answers; those after the first may be left out
     by: ClassVar[str]
 
-    def examples_of(self, row: Record) -> Iterator[Labelled]:
+    def example_of(self, row: Record) -> Labelled | None:
         prompt, (first, *more) = _filled(self.prompt, row), self.answers
         given = (first, *(name for name in more if name in row.values))
         found = [text for name in given for text in _answers(row, name) if text]
-        if found:
-            made = Example(prompt, f" {found[0]}", tuple(dict.fromkeys(found)), stop="\n")
-            yield Labelled(made, row.field(self.by, str))
+        if not found:
+            return None
+        made = Example(prompt, f" {found[0]}", tuple(dict.fromkeys(found)), stop="\n")
+        return Labelled(made, row.field(self.by, str))
 
 
 def _answers(row: Record, name: str) -> Iterator[str]:
     """Yields the answers of a field, an object or a list of them, as text; "" for one of DROP's that has none."""
     for answer in row.records(name) if isinstance(row.values.get(name), list) else [row.record(name)]:
-        said, date = answer.values, answer.record("date").values if "date" in answer.values else {}
+        said = answer.values
         if "text" in said:
             yield answer.field("text", str)
         elif str(said.get("number", "")):
@@ -268,13 +265,14 @@ def _answers(row: Record, name: str) -> Iterator[str]:
         elif said.get("spans"):
             yield ", ".join(map(str, answer.field("spans", list)))
         else:
+            date = answer.record("date").values if "date" in said else {}
             yield " ".join(str(date[part]) for part in ("day", "month", "year") if date.get(part))
 
 
 class EntityTask(MeZOTask):
     """Settings of the "record" task: those of `MeZOTask`. Any entity that is an answer counts as right."""
 
-    def examples_of(self, row: Record) -> Iterator[Labelled]:
+    def example_of(self, row: Record) -> Labelled | None:
         passage = row.record("passage")
         text = passage.field("text", str)
         entities = []
@@ -287,14 +285,11 @@ class EntityTask(MeZOTask):
         query = row.field("query", str)
         answers = {answer.field("text", str) for answer in row.records("answers")}
         right = tuple(i for i, name in enumerate(names) if name in answers)
-        if right:
-            options = tuple(" " + query.replace("@placeholder", name) for name in names)
-            prompt = text.replace("@highlight\n", "- ") + "\n-"
-            yield Labelled(Choice(prompt, options, right[0], right, teacher_forcing=True), str(right[0]))
-
-
-def _drawn(training: int, validation: int, rows: Sequence[Labelled]) -> str:
-    return f"{training:,} training and {validation:,} validation examples of {len(rows):,} in the train file"
+        if not right:
+            return None
+        options = tuple(" " + query.replace("@placeholder", name) for name in names)
+        prompt = text.replace("@highlight\n", "- ") + "\n-"
+        return Labelled(Choice(prompt, options, right[0], right, teacher_forcing=True), str(right[0]))
 
 
 # -- six with a mask -------------------------------------------------------------------------------------------------
@@ -312,16 +307,17 @@ class ClozeTask(DrawnTask):
 
     k: PositiveInt = 16
 
-    def examples_of(self, row: Record) -> Iterator[Labelled]:
-        if row.field(self.label, (str, int)) != NO_LABEL:
-            text = _filled(self.prompt, row)
-            if text.count(MASK) != 1:
-                raise RecipeError(f"{row.where}: its text has {MASK} in it")
-            gold = _class_of(row, self.classes, self.label)
-            yield Labelled(Cloze(text, tuple(self.words), gold), self.words[gold].strip())
+    def example_of(self, row: Record) -> Labelled | None:
+        if row.field(self.label, (str, int)) == NO_LABEL:
+            return None
+        text = _filled(self.prompt, row)
+        if text.count(MASK) != 1:
+            raise RecipeError(f"{row.where}: its text has {MASK} in it")
+        gold = _class_of(row, self.classes, self.label)
+        return Labelled(Cloze(text, tuple(self.words), gold), self.words[gold].strip())
 
-    def draw(self, rows: Sequence[Labelled], place: str) -> tuple[list[Labelled], list[Labelled], str]:
-        """The first k of each class for training, the next k for validation, in the order they are in.
+    def draw(self, rows: Sequence[Labelled]) -> tuple[Sequence[Labelled], Sequence[Labelled], str]:
+        """Returns the first k of each class for training and the next k for validation, in the order they are in.
 
         Raises:
             RecipeError: a class has no row.
@@ -337,10 +333,7 @@ class ClozeTask(DrawnTask):
             if not seen[label]:
                 raise RecipeError(f'task.path = "{self.path}": no row of the train file has class {label} ({word[1:]})')
         few = [f"{word[1:]} {seen[label]:,}" for label, word in enumerate(self.words) if seen[label] < 2 * self.k]
-        about = _drawn(len(drawn[0]), len(drawn[1]), rows)
-        if few:
-            about += f" (fewer than 2 x {self.k} rows: {', '.join(few)})"
-        return *drawn, about
+        return *drawn, f" (fewer than 2 x {self.k} rows: {', '.join(few)})" if few else ""
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
