@@ -2,11 +2,14 @@
 
 import pytest
 
-from fedseed.objectives.losses import CausalLM
+from fedseed.objectives.kinds import short_answers
+from fedseed.objectives.losses import CausalLM, Choices
 from fedseed.objectives.prepared import about, idle, prepare, prepare_sets
+from fedseed.objectives.rewarded import Rewarded
+from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import Tokens, fitted
 from fedseed.tasks.chats import chat_of
-from fedseed.tasks.data import ChatStyle, ClientData, Example
+from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example
 
 LONG = Tokens(tuple(range(20)), 15, ((5, 8), (15, 20)))
 
@@ -71,3 +74,18 @@ def test_what_was_done_is_said_once_with_whose_it_is(small):
     assert sets[""].examples == [short] and len(sets["unseen_"].items) == 1
     with pytest.raises(ValueError, match=r'none of the 1 examples of the evaluation set "unseen" is usable \(over 30'):
         prepare_sets(objective, {"": [short], "unseen_": [long]}, "30 tokens")
+
+
+def test_answers_that_get_too_few_tokens_are_counted_where_answers_are_written(small):
+    settings = EvaluationSettings(max_new_tokens=20)
+
+    def told(objective, example):
+        return short_answers(objective, {"": prepare(objective, "", [example])}, 24, settings)
+
+    language, example = CausalLM(small[1]), Example("a b c d e f g h i j", "k")
+    for objective in (language, Rewarded(language, lambda *_: 1.0)):
+        assert told(objective, example) == [
+            "1 answers get fewer than evaluation.max_new_tokens = 20 (the model has 24 positions)"
+        ]
+        assert told(objective, Example("a", "b")) == []
+    assert told(Choices(small[1]), Choice("a b c d e f g h i j", (" k", " l"), 0)) == []

@@ -78,7 +78,8 @@ def short_answers(
     objective: Objective, sets: Mapping[str, Prepared], room: int | None, settings: EvaluationSettings
 ) -> list[str]:
     """Returns a line about the prompts after which a model of `room` positions has room for too few new tokens."""
-    if not isinstance(getattr(objective, "language", objective), CausalLM) or room is None or not settings.rouge:
+    language = objective.language if isinstance(objective, Rewarded) else objective
+    if not isinstance(language, CausalLM) or room is None or not settings.rouge:
         return []
     last = (items[-1] for one in sets.values() for items in one.made)
     short = sum(item.response_start + settings.max_new_tokens > room for item in last)
