@@ -139,10 +139,9 @@ def learning(
         prepared, more = prepare_sets(objective, data.evaluation, limit)
     except ValueError as error:
         raise RecipeError(f"Federation: {error}") from error
-    measure = kind.measure(objective, data, settings)
 
     def evaluate(model: Any) -> dict[str, float]:
-        found = ((prefix, measure(model, own)) for prefix, own in prepared.items())
+        found = ((prefix, kind.measure(model, objective, own, data, settings)) for prefix, own in prepared.items())
         return {prefix + name: value for prefix, metrics in found for name, value in metrics.items()}
 
     about = {"notes": (*notes, *more), "limit": limit, "classes": named if labels else ()}
