@@ -13,7 +13,8 @@ import time
 import numpy as np
 
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.secure import count_words, form_of
+from fedseed.federation.secure import count_words
+from fedseed.privacy.protection import summand
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.privacy.secure.summing import Summing, converse
@@ -91,7 +92,7 @@ def main() -> None:
         words = count_words(method, state)
         for ahead in args.ahead:
             settings = SecureSums(threshold=threshold, ahead=ahead)
-            counted = form_of(settings, method).bits == 32
+            counted = summand(method).counted
             talk = Conversation(settings, args.clients, words, counted)
             for number in range(1, rounds + 1):
                 talk.round(number)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("without_pictures")
 GOING = {
     "run": "r", "method": "ferret", "began": 0.0, "round": 0, "rounds": 9, "waiting_for": [], "clients": 3, "alive": 1,
     "away": ["south"], "waiting": {"here": 1, "wanted": 3}, "last": {}, "repeated_rounds": 0, "refusals": {},
-    "skewed_clocks": [], "drifted": [], "ended": False,
+    "drifted": [], "ended": False,
 }  # fmt: skip
 STARTED = {**GOING, "round": 4, "alive": 3, "away": [], "waiting": None, "waiting_for": ["north"], "late": ["east"],
            "last": {"round": 3, "evaluated": 2, "loss": 1.5}}  # fmt: skip

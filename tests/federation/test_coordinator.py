@@ -59,7 +59,7 @@ def test_what_is_no_answer_is_refused_and_changes_nothing():
     ):
         with pytest.raises(MessageError, match=text):
             made.receive(data, sender)
-    assert list(made.answered) == [0]
+    assert list(made.current.updates) == [0]
     assert made.screen() == {}
     with pytest.raises(MessageError, match="round 1 is being closed"):
         made.receive(update(made, 1, scalar(1.0), attempt=2), 1)
@@ -68,7 +68,7 @@ def test_what_is_no_answer_is_refused_and_changes_nothing():
     with pytest.raises(RuntimeError, match="no round is open"):
         made.plan(0)
     made.open(2)
-    assert Message.decode(made.plan(0)).attempt == 0 and not made.answered
+    assert Message.decode(made.plan(0)).attempt == 0 and not made.current.updates
     assert Message.decode(made.close()).payload == b"" and made.steps == 2  # nobody has answered
 
 
@@ -86,7 +86,7 @@ def test_answers_count_by_their_weights_in_the_clients_order(weighting, weights,
             continue
         settings = {"learning_rate": 1.0} if method is FedSGD else {}
         made = Coordinator(method(weighting=weighting, **settings), LAYOUT, 1, EXAMPLES, 3)
-        made.take_base(lambda: floats(0.0, 8.0))
+        made.weights = floats(0.0, 8.0)
         made.open(1)
         for client in order:
             data = floats(VALUES[client], 8.0)
@@ -111,7 +111,7 @@ def test_the_clients_are_added_up_in_one_order_whenever_they_answer():
 
 def dense(examples=(1, 1), **settings):
     made = Coordinator(FedAvg(**settings), LAYOUT, 1, examples, len(examples))
-    made.take_base(lambda: floats(0.0, 0.0))
+    made.weights = floats(0.0, 0.0)
     return made
 
 
@@ -146,7 +146,7 @@ def test_too_few_answers_for_the_rule_make_an_empty_step():
 def test_what_a_rule_remembers_is_the_last_rounds_that_had_an_outcome():
     """Momentum of 0.5: half of how far the weights went last, also over a round that nobody has answered."""
     made = Coordinator(FedAvg(), LAYOUT, 1, [1, 1], 2, CentredClipping(momentum=0.5))
-    made.take_base(lambda: floats(0.0, 0.0))
+    made.weights = floats(0.0, 0.0)
     assert round_of(made, 1, *((client, floats(1.0, -1.0)) for client in (0, 1))) == floats(0.5, -0.5)
     assert round_of(made, 2) == b""
     assert round_of(made, 3, *((client, floats(1.5, -1.5)) for client in (0, 1))) == floats(1.25, -1.25)

@@ -74,7 +74,7 @@ class Answering:
             self.come(self.away)
         if self.rounds.open is None:
             return
-        for client in sorted(self.rounds.missing(self.rounds.open)):
+        for client in sorted(self.rounds.open.missing):
             if list(self.clients.values())[client](self.plan.round):
                 self.answer(client, self.plan.round)
 

@@ -18,7 +18,7 @@ from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import SAID, plan_message
 from fedseed.federation.secure import SecureCoordinator
-from fedseed.privacy.secure.errors import LostError
+from fedseed.privacy.secure import LostError
 from fedseed.privacy.secure.messages import Phase, Terms
 from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Silent
@@ -28,7 +28,7 @@ from fedseed.transport.memory import Hub, MemoryClient
 from support.network import federation_of, in_process, repeats
 from support.parts import part_of
 from support.problem import Problem
-from support.secure import ABSURD, Liar
+from support.secure import ABSURD, Liar, in_the_clear
 from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -289,7 +289,7 @@ def test_who_signs_with_another_key_than_the_recipe_has_is_named_and_left_out(pr
     assert name == "client-1" and "signs with another key than is known" in json.dumps(reasons)
 
 
-CHANCE = {"time", "epoch", "at"}
+CHANCE = {"epoch", "at"}
 PUBLIC = {"digest", "ratio", "metrics"}  # of the weights, which everybody has
 
 
@@ -363,11 +363,10 @@ SILENT = ("KEYS", "SHARES", "DELIVER", "CONFIRM", "OPEN")
 CASES = [(lie, method) for lie in (*FOUND, *SILENT) for method in METHODS]
 
 
-def in_the_clear(checked, problem, members):
+def clear_digest(checked, problem, members):
     """The digest of a run in one process without masks, with these in each round's sum; nobody: its step is empty."""
-    masked = checked.secure_sums.model_copy(update={"masks": False})
     alone = problem.federation(checked.method, rounds=checked.rounds, seed=checked.seed, joint=False, per_round=5,
-                               secure_sums=masked)  # fmt: skip
+                               secure_sums=checked.secure_sums)  # fmt: skip
     masking, coordinator = alone.clients.masking, alone.coordinator
     update, opening = masking.update, coordinator.opening
 
@@ -377,12 +376,13 @@ def in_the_clear(checked, problem, members):
         return update(state, plan, client, message)
 
     def opens():
-        if coordinator._current().number not in members:
+        if coordinator.current.number not in members:
             raise LostError("its sum could not be")
         return opening()
 
     masking.update, coordinator.opening = sends, opens
-    return alone.run().summary["weights_digest"]
+    with in_the_clear():
+        return alone.run().summary["weights_digest"]
 
 
 @pytest.mark.parametrize("method", mark(METHODS, lambda name: name != "feedsign"))
@@ -400,7 +400,7 @@ def test_one_of_five_makes_sums_that_can_not_be(method, problem, network, shared
         line["round"]: {int(name[-1]) for name in line["clients"]} for line in lines if line["round"] not in lost
     }
     assert lost == {1, 2, 3, 12} and all(those == {0, 1, 3, 4} for those in members.values())
-    assert coordinator.digest == in_the_clear(checked, problem, members)
+    assert coordinator.digest == clear_digest(checked, problem, members)
     ((name, reasons),) = net.summary()["refusals"].items()
     assert name == "client-2" and "of round 4, without it, can: it is left out until round 11" in json.dumps(reasons)
     assert net.summary()["repeated_rounds"] == 0
@@ -430,7 +430,7 @@ def test_one_of_five_lies(case, problem, network, shared_server):
     else:
         first, why = FOUND[lie]
         assert why in said and not any(2 in those for number, those in members.items() if number >= first)
-    assert coordinator.digest == in_the_clear(checked, problem, members)
+    assert coordinator.digest == clear_digest(checked, problem, members)
     # What time stands for: no attempt is begun again, and no deadline passes, but for what is said here; and whoever
     # lets one pass is left out for twice as long at the least, each time for twice as long as before. So all waiting is
     # at most the rest of the time, where that is a deadline or more.
@@ -463,7 +463,7 @@ def test_processes_are_started_again_when_they_have_opened_a_round(
     opening = SecureCoordinator.opening
 
     def lost(self):
-        if self._current().number == 3:
+        if self.current.number == 3:
             raise LostError("it was opened before")
         return opening(self)
 

@@ -17,19 +17,6 @@ def drawn(sampling, count, items=ITEMS, size=6, examples=20):
     return list(islice(private_batches(items, size, privacy, 7), count))
 
 
-def test_fixed_batches_are_sets_of_one_size_each_as_likely():
-    """Each example is in 6 of 20, each pair of two in 6/20 * 5/19; deviations of 6.5 sigma."""
-    count = 4000
-    found = np.zeros((count, 20))
-    for row, batch in zip(found, drawn("fixed", count), strict=True):
-        assert len(batch) == len(set(batch)) == 6
-        row[batch] = 1
-    together = found.T @ found / count
-    expected = np.where(np.eye(20, dtype=bool), 0.3, 0.3 * 5 / 19)
-    assert np.abs(together - expected).max() < 7 * (0.25 / count) ** 0.5
-    assert len({tuple(sorted(batch)) for batch in drawn("fixed", 50)}) > 40  # nobody's seed decides
-
-
 def test_poisson_batches_have_each_example_by_itself():
     """With probability 6/20 whatever the others do; sizes vary as a binomial's do."""
     count = 4000

@@ -18,7 +18,6 @@ from fedseed.randomness import Domain, derive
 from fedseed.training.client import LocalClient
 from fedseed.weights.space import ParameterSpace
 from support.rounds import answers
-from support.tiers import mark
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, model
 
 CLIENT = PrivacySettings(level="client", clip=1.0, noise=1.0)
@@ -125,9 +124,8 @@ def test_a_client_without_usable_examples_votes_its_coins():
     assert protection_of(method).combined(state, answers(1, []), 3).answers == ()
 
 
-@pytest.mark.parametrize("epsilon", mark([0.1, 1.0, 4.0], lambda epsilon: epsilon != 1.0))
 @pytest.mark.parametrize("total", range(-5, 6))
-def test_private_draws_have_the_papers_odds(epsilon, total):
+def test_private_draws_have_the_papers_odds(total, epsilon=1.0):
     """20,000 draws from the operating system: the frequency of +1 within 4 standard errors of sigma(eps S / 2)."""
     method = FeedSign(epsilon=epsilon, votes_per_round=20_000)
     signs = [1] * max(total, 0) + [-1] * max(-total, 0) + ([1, -1] if total in (0,) else [])

@@ -11,6 +11,7 @@ from fedseed.privacy.secure.settings import SecureSums, identity_text
 from fedseed.reports.progress import Silent
 from fedseed.runs.recipe import Recipe
 from fedseed.training.settings import LocalTraining
+from support.secure import in_the_clear
 from support.tiers import mark
 from support.zeroth_order import QUICK, federation
 
@@ -57,11 +58,12 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize("name", mark(METHODS, lambda name: name not in ("ferret", "feedsign"), "long"))
 def test_steps_have_the_bits_of_fixed_point_in_the_clear(name):
     secure = ran(METHODS[name], SUMS)
-    clear = ran(METHODS[name], SUMS.model_copy(update={"masks": False}))
+    with in_the_clear():
+        clear = ran(METHODS[name], SUMS)
     assert secure.steps == clear.steps and len(set(secure.steps)) == 4
     assert secure.result.summary["weights_digest"] == clear.result.summary["weights_digest"]
     line = secure.result.metrics[-1]
-    assert not line["skipped"] and line["bytes_up"] > clear.result.metrics[-1]["bytes_up"]
+    assert not line["skipped"] and line["bytes_up"] > ran(METHODS[name], None).result.metrics[-1]["bytes_up"]
     assert line["train_loss"] is None and line["seconds"]["secure_sums"] > 0
 
 
@@ -78,7 +80,8 @@ def test_who_goes_changes_nothing_but_who_is_in_the_sum(moment, gone=2):
     method, sums = METHODS["zo-shared"], SUMS.model_copy(update={"ahead": 1})
     secure = ran(method, sums, silent)
     early = moment in (Phase.KEYS, Phase.SHARES, Phase.DELIVER, "vector")
-    clear = ran(method, sums.model_copy(update={"masks": False}), without if early else None)
+    with in_the_clear():
+        clear = ran(method, sums, without if early else None)
     assert secure.steps == clear.steps
     reason = "nothing to send" if moment in ("vector", Phase.DELIVER) else "it has sent no keys"
     assert [one["reason"] for one in secure.result.metrics[-1]["skipped"]] == [reason] * (4 * gone * early)
@@ -94,7 +97,8 @@ def test_below_the_threshold_a_round_is_begun_again(moment):
         return phase == moment and client > 1 and at == (1, 0) and (client < 4 or not attempts.append(made))
 
     secure = ran(METHODS["zo-shared"], SUMS.model_copy(update={"ahead": 1}), silent)
-    assert attempts and secure.steps == ran(METHODS["zo-shared"], SUMS.model_copy(update={"masks": False})).steps
+    with in_the_clear():
+        assert attempts and secure.steps == ran(METHODS["zo-shared"], SUMS).steps
 
 
 def test_whoever_has_nothing_to_send_is_not_told():
@@ -172,7 +176,8 @@ def test_who_lies_in_every_sum_is_left_out_after_a_lie_for_each_client(name, mon
     for line in lines:
         left = {f"client-{n}" for n in range(5)} - set(line["clients"])
         assert left == ({out[line["round"]]} if line["round"] in out else set())
-    assert found.steps == ran(METHODS[name], SUMS.model_copy(update={"masks": False}), rounds=40).steps
+    with in_the_clear():
+        assert found.steps == ran(METHODS[name], SUMS, rounds=40).steps
 
 
 def test_a_round_whose_shares_are_not_said_is_lost_and_the_run_goes_on():

@@ -14,13 +14,11 @@ import traceback
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import torch._dynamo  # this and the rest: forked processes (`forked_ready.py`) need not import it
 
 import fedseed.federation.answers
-import fedseed.federation.presence
 import fedseed.federation.secure
 import fedseed.runs.network
 from fedseed import Orbit
@@ -268,7 +266,7 @@ def coordinator(order, recipe, way, progress):
     close = SecureCoordinator.close
 
     def ends(self):
-        if self._current().number == order.get("ends_at"):
+        if self.current.number == order.get("ends_at"):
             os._exit(9)
         return close(self)
 
@@ -280,7 +278,6 @@ def coordinator(order, recipe, way, progress):
 def host(order, recipe, way, progress):
     """Args: order: has `clients`, and may have
 
-    - `skew`: seconds that its clock is fast;
     - `other_base`: whether its first weight is another one;
     - `slow`: seconds before each training;
     - `idle`: numbers of clients that have no examples;
@@ -310,9 +307,6 @@ def host(order, recipe, way, progress):
             return await try_ask(self)
 
         fedseed.federation.answers.Answers.try_ask = says
-    if "skew" in order:
-        clock = SimpleNamespace(**{**vars(time), "time": lambda: time.time() + order["skew"]})
-        fedseed.federation.presence.time = clock
     problem = Problem()
     for number in order.get("idle", ()):
         problem.clients[number] = []

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fedseed.federation.hosted import matching
+from fedseed.runs.joining import matching
 
 
 def part_of(simulation, clients):

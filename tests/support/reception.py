@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import time
 
 from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.control import Attach, Hello
@@ -34,7 +33,7 @@ class Talk:
         end = await Hub().transport("run").coordinator()
         self.rejected = Rejected(Silent(), "run")
         session = Session(end, self.settings, Silent(), self.rejected)
-        self.roster = Roster(1000.0, self.settings.names, self.settings.enrols)
+        self.roster = Roster(1000.0, list(self.settings.names), self.settings.enrols)
         self.base = BaseWeights(session, self.method.catch_up.replaces)
         self.reception = Reception(session, self.roster, self.method, 0, self.base)
 
@@ -47,7 +46,7 @@ class Talk:
         if weights is not None:
             frame = Message(MessageKind.STEP, self.method.code, 0, 0, b"").encode()
             more["weights"] = base64.b64encode(frame + weights).decode()
-        about = Hello(host=host, header=start, names=names, at=0, time=time.time(), names_matter=not party, **more)
+        about = Hello(host=host, header=start, names=names, at=0, names_matter=not party, **more)
         told = json.loads(await self.reception.hello(host, about))
         for _ in range(20):
             await asyncio.sleep(0)

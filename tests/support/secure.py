@@ -1,23 +1,32 @@
 """A room with a coordinator and some clients of a secure sum, and somebody who hears everything."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from secrets import randbelow, token_bytes
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedseed.errors import MessageError
-from fedseed.privacy.secure import keys
+from fedseed.privacy.secure import TooFewError, keys
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.dealing import about, deal, hashed
-from fedseed.privacy.secure.errors import TooFewError
 from fedseed.privacy.secure.fixed import FixedPoint
 from fedseed.privacy.secure.messages import Phase, numbers, pieces, read_numbers, unframed
 from fedseed.privacy.secure.shamir import PRIME, SHARE_BYTES
 from fedseed.privacy.secure.summing import Summing, converse
 
 FORM = FixedPoint(64, 20, 16)
+
+
+@contextmanager
+def in_the_clear():
+    """All masks are zeros: what is added up is what clients have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "mask", lambda key, count, form: np.zeros(count, form.dtype))
+        yield
 
 
 class Room:
@@ -49,7 +58,7 @@ class Room:
     def lies(self, client, lie):
         """A client lies from now on."""
         honest = self.clients[client]
-        self.clients[client] = Liar(client, honest.threshold, self.form, honest._identity, self.known, lie=lie)
+        self.clients[client] = Liar(client, honest.threshold, self.form, honest.identity, self.known, lie=lie)
 
     def round(self, values, round=1):
         """A round, as often as it takes: the sum, who is in it, and the attempts."""

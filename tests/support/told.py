@@ -38,7 +38,7 @@ def fields(value, prefix=""):
 
 
 CHANCE = {
-    "time", "epoch", "at", "seconds", "seconds_per_client", "began", "started", "ended", "peak_memory_bytes", "waits",
+    "epoch", "at", "seconds", "seconds_per_client", "began", "started", "ended", "peak_memory_bytes", "waits",
     "memory_bytes", "command", "refused", "refusals",  # a plan goes out once more where all is slow
 }  # fmt: skip
 

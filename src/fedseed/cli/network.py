@@ -412,8 +412,6 @@ def describe(about: dict[str, Any]) -> list[str]:
         lines.append(f"digest   {last['weights_digest']}")
     if about["repeated_rounds"]:
         lines.append(f"repeated {about['repeated_rounds']} rounds had too few answers")
-    if about["skewed_clocks"]:
-        lines.append(f"clocks   wrong at {listed(about['skewed_clocks'])}")
     if about["drifted"]:
         lines.append(f"drifted  {listed(about['drifted'])}")
     for name, reasons in about["refusals"].items():

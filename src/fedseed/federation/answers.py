@@ -1,10 +1,10 @@
-"""What a client's process is asked, and its answers: updates to plans, reports about the weights."""
+"""Answers what a client's process is asked: plans by updates, and questions by reports about the weights."""
 
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import FedseedError, MessageError, NetworkError
@@ -26,29 +26,26 @@ if TYPE_CHECKING:
 MOST_PLANS = 10_000  # that wait to be looked at
 
 
+@dataclass
 class Answers:
-    """Takes plans and questions, and answers those that the weights are ready for.
+    """Takes plans and questions, and answers those that the weights are ready for."""
 
-    Args:
-        replica: the weights here.
-        presence: whether the coordinator knows this process.
-    """
+    replica: Replica
+    presence: Presence  # knows whether the coordinator knows this process
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # what this process has measured, by round
+    _plans: deque[tuple[frozenset[int] | None, bytes]] = field(default_factory=lambda: deque(maxlen=MOST_PLANS))
+    _asks: deque[tuple[frozenset[int] | None, bytes]] = field(default_factory=lambda: deque(maxlen=MOST_PLANS))
+    _masking: "Masking | None" = None
+    _question: Question | None = None
+    _given: dict[int, bytes | str] = field(default_factory=dict)  # updates, or reasons for none, by client
+    _report: dict[str, Any] | None = None
 
-    def __init__(self, replica: Replica, presence: Presence) -> None:
-        self.end = replica.end
-        self.replica = replica
-        self.presence = presence
-        self._plans: deque[tuple[frozenset[int] | None, bytes]] = deque(maxlen=MOST_PLANS)
-        self._asks: deque[tuple[frozenset[int] | None, bytes]] = deque(maxlen=MOST_PLANS)  # for secure sums
-        self._masking: Masking | None = None
-        self._question: Question | None = None
-        self._version = replica.version  # of the weights that these are about:
-        self._given: dict[int, bytes | str] = {}  # updates, or reasons for none, by client
-        self._report: dict[str, Any] | None = None
-        self.evaluations: list[dict[str, Any]] = []  # what this process has measured, by round
+    def __post_init__(self) -> None:
+        self.end = self.replica.end
+        self._version = self.replica.version  # of the weights that updates and report are about
 
     def hear(self, data: bytes) -> None:
-        """Take what a coordinator has broadcast; what is not valid is not from one."""
+        """Take what a coordinator has broadcast, and pass over what is not valid."""
         kind, body = data[:1], data[1:]
         with suppress(MessageError):
             if kind == b"C":
@@ -80,8 +77,8 @@ class Answers:
     def _ready(self) -> bool:
         return self.presence.welcome and self.replica.current
 
-    def _look_at_weights(self) -> None:
-        """Forget what was found out about other weights."""
+    def _forget_older(self) -> None:
+        """Forget what was found out about weights that are here no more."""
         if self._version != self.replica.version:
             self._version, self._given, self._report = self.replica.version, {}, None
 
@@ -108,7 +105,7 @@ class Answers:
         return self._masking
 
     async def try_ask(self) -> bool:
-        """Say what is asked for a secure sum; whether anything was asked that the steps before it have come for."""
+        """Answer what is asked for a secure sum, once the steps before it are here; returns whether it was answered."""
         if not self._asks or not self._ready:
             self._asks.clear()  # it comes again
             return False
@@ -129,7 +126,7 @@ class Answers:
         return True
 
     async def try_plan(self) -> bool:
-        """Do what the oldest plan asks, if the steps before it have come; whether anything was done."""
+        """Do what the oldest plan asks, if the steps before it are here; returns whether anything was done."""
         if not self._plans:
             return False
         picked, carried = self._plans[0]
@@ -149,9 +146,9 @@ class Answers:
         return True
 
     async def _answer(self, plan: bytes, about: Message, names: Sequence[str]) -> None:
-        """Train for those who have not yet in this round, and send everybody's answer."""
+        """Train for the clients that have not trained in this round yet, and send everybody's answer."""
         numbers = self.replica.numbers
-        self._look_at_weights()
+        self._forget_older()
         new = [name for name in names if numbers[name] not in self._given]
         costs = await self._train(plan, new) if new else []
         for name in names:
@@ -163,7 +160,7 @@ class Answers:
             self.replica.progress.warn(rounding_warning(moved))
 
     async def _train(self, plan: bytes, names: Sequence[str]) -> list[Cost]:
-        """Find out what these answer; what it has cost."""
+        """Compute what these clients answer; returns what that has cost."""
         hosted = self.replica.hosted
         numbers = [self.replica.numbers[name] for name in names]
         items = [hosted.items[name] for name in names]
@@ -196,7 +193,7 @@ class Answers:
         await self.end.send(name, "update", carried)
 
     def _masked(self, masking: "Masking", name: str, answer: bytes | str, plan: Message) -> bytes | str:
-        """Returns what is sent in place of an answer, whatever that is; or that there are no keys for it."""
+        """Returns the masked answer, or, where there are no keys to mask it with, the reason that is told."""
         update, state = None if isinstance(answer, str) else answer, self.replica.hosted.worker.state
         try:
             return masking.update(state, plan, self.replica.numbers[name], update)
@@ -205,7 +202,7 @@ class Answers:
             return WITHHELD
 
     async def try_question(self) -> bool:
-        """Report on the weights, if they are those that are asked about; whether anything was done."""
+        """Report on the weights, if they are those that are asked about; returns whether anything was done."""
         if self._question is None:
             return False
         asked = self._question
@@ -214,7 +211,7 @@ class Answers:
         self._question = None
         if asked.round < self.replica.at:
             return True
-        self._look_at_weights()
+        self._forget_older()
         if self._report is None:
             self._report = await self._about(asked.round, asked.digest)
         if asked.evaluate in (self.replica.hosted.host, True) and self._report["metrics"] is None:

@@ -6,6 +6,7 @@ They must have the digest that most clients say theirs have (`agreement`), and c
 import asyncio
 import base64
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedseed.errors import MessageError
@@ -17,23 +18,18 @@ from fedseed.orbit import Header
 BRING_SECONDS = 60.0  # for a client to bring them, before another is asked
 
 
+@dataclass
 class BaseWeights:
-    """Asks clients for the weights until one has brought them.
+    """Asks clients for the weights until one has brought them."""
 
-    Args:
-        session: the conversation.
-        needed: whether the coordinator wants them at all.
-    """
-
-    def __init__(self, session: Session, needed: bool) -> None:
-        self.needed = needed
-        self.data: bytes | None = None  # once they are here
-        self._session = session
-        self.digest: str | None = None  # what they must have; None: nobody says
-        self._ask_again = 0.0  # when to ask another client
-        self._asked: set[str] = set()  # who may bring them
-        self._failed: set[str] = set()  # who has brought something else
-        self._fetching: set[asyncio.Task[None]] = set()
+    session: Session
+    needed: bool  # whether the coordinator wants them at all
+    data: bytes | None = None  # once they are here
+    digest: str | None = None  # what they must have; None: nobody says
+    _ask_again: float = 0.0  # when to ask another client
+    _asked: set[str] = field(default_factory=set)  # who may bring them
+    _failed: set[str] = field(default_factory=set)  # who has brought something else
+    _fetching: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def missing(self) -> bool:
@@ -52,7 +48,7 @@ class BaseWeights:
         """
         if brought is not None:
             if host not in self._asked:
-                self._session.rejected.add(host, "base weights that it was not asked for")
+                self.session.rejected.add(host, "base weights that it was not asked for")
                 return
             self._asked.discard(host)
             if not self.missing or header is None:
@@ -68,7 +64,7 @@ class BaseWeights:
 
     async def _take(self, host: str, carried: bytes, header: Header, most: int) -> None:
         try:
-            weights = (await fetch(self._session.end, carried, host, most))[FRAME_BYTES:]
+            weights = (await fetch(self.session.end, carried, host, most))[FRAME_BYTES:]
             if len(weights) != header.layout.dense_bytes:
                 raise MessageError(f"{len(weights)} bytes of weights")
             digest = self.digest and await asyncio.to_thread(header.digest_of, weights)
@@ -77,10 +73,10 @@ class BaseWeights:
             if self.missing:
                 self.data = weights
         except MessageError as error:
-            self._session.rejected.add(host, str(error))
+            self.session.rejected.add(host, str(error))
             self._failed.add(host)
             self._ask_again = 0.0
-        self._session.stir()
+        self.session.stir()
 
     def hand_over(self) -> bytes | None:
         """Returns the weights, which are needed no longer here."""

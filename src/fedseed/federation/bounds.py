@@ -1,12 +1,12 @@
-"""What one client may do to a round, next to the others; and which steps are taken.
+"""Decides which updates count beside the others of a round, and which steps are taken.
 
     an update   larger than any honest one (LARGEST), or more than `proportion` times the median of its round: refused
     a claim     of examples, or of terms of a loss, more than `claims` times the median: refused with the update
     a step      not finite, farther than the weights' dtype goes, or more than `proportion` times as large as the median
                 of the last WINDOW steps: not taken, and nothing is remembered of its answers
 
-How large updates and steps are, their payloads say (`Payload.size`). The median is the lower one of those that are not
-zero, so that any minority may lie in either direction. It is looked at from FEW sizes on: fewer can't outvote a liar.
+Payloads say how large they are (`Payload.size`). The median is the lower one of those that are not zero, so that any
+minority may lie in either direction. It takes FEW sizes at least: fewer can't outvote a liar.
 Where all updates of a round are too large, nobody can say that it is one client's doing: none is refused, and the step
 is not taken. So a run that diverges goes on to its end.
 
@@ -16,6 +16,7 @@ as the first one did. Free of torch.
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import isfinite, log10
 from typing import Annotated, Literal
 
@@ -71,16 +72,12 @@ class Bounds(BaseModel):
         return found
 
 
+@dataclass
 class LastSteps:
-    """How large the last steps were that were taken.
+    """Remembers how large the last steps were."""
 
-    Args:
-        bounds: how much larger the next may be.
-    """
-
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
-        self._sizes: deque[float] = deque(maxlen=WINDOW)
+    bounds: Bounds  # how much larger the next may be
+    _sizes: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def problem(self, size: float) -> str | None:
         """Returns why a step of this size is not taken; None: it is."""
@@ -97,25 +94,25 @@ class LastSteps:
         )
 
     def take(self, size: float) -> None:
-        """One more; an empty one says nothing."""
+        """Remember the size of a step that was taken; an empty step has none."""
         if size > 0:
             self._sizes.append(size)
 
     @property
     def sizes(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Returns all of them, the newest last."""
+        """Returns the sizes that are remembered, the newest last."""
         return np.array(self._sizes, dtype=np.float64)
 
     def load(self, sizes: Iterable[float]) -> None:
         """The inverse of `sizes`. Raises ValueError."""
         found = [float(size) for size in sizes]
         if not all(isfinite(size) and size > 0 for size in found):
-            raise ValueError("sizes of steps that can't be")
+            raise ValueError("the size of a step is a number above 0")
         self._sizes = deque(found, WINDOW)
 
 
 def too_far(change: Change, layout: Layout) -> str | None:
-    """Why a sum over directions, or of entries, can't be added to the weights; None: it can, or it is no such sum."""
+    """Returns why a sum of directions or entries can't be added to the weights; None: it can, or it is no such sum."""
     most = min(HIGHEST.get(entry.dtype, LARGEST) for entry in layout.tensors)
     if isinstance(change, Entries):
         farthest = max((float(np.abs(patch.values).max(initial=0)) for patch in change.patches), default=0.0)

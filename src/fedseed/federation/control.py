@@ -1,4 +1,4 @@
-"""What coordinator and clients tell each other about themselves, in JSON: each message is declared once, here.
+"""Declares the messages, in JSON, in which coordinator and clients tell each other about themselves.
 
 Whoever sends one may lie or be broken. `read` returns a message within the bounds that stand here, or refuses it by a
 MessageError that names the field; so whoever uses one later finds numbers that can be added up over all processes and
@@ -31,8 +31,8 @@ MOST_METRICS = 100  # of a report, or of one client in it
 MOST_LOSS = 1e39  # the mean of those that are reported; a float32 ends at 3.4e38
 HELD_OUT = "held_out"
 VALIDATION = "validation"
-COUNTS = (HELD_OUT, VALIDATION)  # what a client's figures are of
-# of a line of metrics, whoever writes it: what a client measures has another name
+COUNTS = (HELD_OUT, VALIDATION)  # numbers of examples among a client's figures
+# fields of a line of metrics: no metric of a client may have such a name
 LINE_FIELDS = frozenset((*FIELDS, "epsilon", "evaluated", "metrics", "privacy", "step_over_weights", "weights_moved"))
 
 M = TypeVar("M", bound="Control")
@@ -87,7 +87,7 @@ Spent = Annotated[Cost, AfterValidator(_plausible), PlainSerializer(Cost.to_json
 
 
 class Control(BaseModel):
-    """A message. What a client says has no other fields than these; numbers are numbers, no texts."""
+    """A message: fields that are not declared, and texts where numbers belong, are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -105,29 +105,16 @@ class Attach(Control):
 
 
 class Hello(Control):
-    """A process introduces itself.
+    """A process introduces itself."""
 
-    Args:
-        host: the client by whose name it goes.
-        header: how its orbit begins.
-        names: all clients that it knows, or those that it speaks for.
-        names_matter: whether the run must have these clients.
-        at: the last step that it has taken.
-        time: what its clock says.
-        bucket: whether it wants to store large messages.
-        begins: the digest of its weights before the first step.
-        weights: those weights, or a reference to them, if it was asked for them.
-    """
-
-    host: Name
-    header: Encoded
-    names: Names
-    names_matter: bool = True
-    at: RoundNumber
-    time: float
-    bucket: bool = False
-    begins: Annotated[str, Field(max_length=64)] | None = None
-    weights: Encoded | None = None
+    host: Name  # the client by whose name it goes
+    header: Encoded  # how its orbit begins
+    names: Names  # all clients that it knows, or those that it speaks for
+    names_matter: bool = True  # whether the run must have these clients
+    at: RoundNumber  # the last step that it has taken
+    bucket: bool = False  # whether it wants to store large messages
+    begins: Annotated[str, Field(max_length=64)] | None = None  # the digest of its weights before the first step
+    weights: Encoded | None = None  # those weights, or a reference to them, if it was asked for them
 
 
 class Beat(Control):
@@ -139,67 +126,42 @@ class Beat(Control):
 
 
 class Report(Beat):
-    """What a process says about the weights after a round.
+    """What a process says about the weights after a round."""
 
-    Args:
-        round: which round.
-        digest: of the weights, in hex; zeros: they were not hashed.
-        spent: what its work since its last report has cost.
-        ratio: the length of the newest step over that of the weights; None: not known.
-        metrics: what it has measured, by name; None: it has not evaluated.
-        by_client: what each of its clients has measured on what it holds out; None: it has not been asked.
-        seconds: that the evaluation took.
-    """
-
-    round: RoundNumber
-    digest: Digest
-    spent: Spent
-    ratio: Ratio | None = None
-    metrics: Metrics | None = None
+    round: RoundNumber  # which round
+    digest: Digest  # of the weights, in hex; zeros: they were not hashed
+    spent: Spent  # what its work since its last report has cost
+    ratio: Ratio | None = None  # the length of the newest step over that of the weights; None: not known
+    metrics: Metrics | None = None  # what it has measured, by name; None: it has not evaluated
+    # what each of its clients has measured on what it holds out; None: it has not been asked
     by_client: dict[Name, Figures] | None = None
-    seconds: Seconds = 0.0
+    seconds: Seconds = 0.0  # that the evaluation took
 
 
 class Said(Control):
-    """What the coordinator says: a newer one may say more."""
+    """A message of the coordinator's: what a newer one says besides is passed over."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Welcome(Said):
-    """The answer to a hello.
+    """The answer to a hello."""
 
-    Args:
-        refused: why this process can't take part; then there is nothing else.
-        epoch: the log's incarnation; "": there is none yet.
-        beat: seconds between signs of life.
-        skew: seconds by which the process' clock is ahead.
-        waits: what the start waits for.
-        clients: how many the run has.
-        bring: "weights", if those of the base are needed.
-    """
-
-    refused: str | None = None
-    epoch: str = ""
-    beat: float = 2.0
-    skew: float | None = None
-    waits: str | None = None
-    clients: int | None = None
-    bring: str | None = None
+    refused: str | None = None  # why this process can't take part; then there is nothing else
+    epoch: str = ""  # the log's incarnation; "": there is none yet
+    beat: float = 2.0  # seconds between signs of life
+    waits: str | None = None  # what the start waits for
+    clients: int | None = None  # how many the run has
+    bring: str | None = None  # "weights", if those of the base are needed
 
 
 class Question(Said):
-    """Report on the weights after a round.
+    """Asks for a report on the weights after a round."""
 
-    Args:
-        round: which round.
-        evaluate: the host that evaluates them, too, or (True) every process, on what its clients hold out.
-        digest: whether they are hashed.
-    """
-
-    round: RoundNumber
+    round: RoundNumber  # which round
+    # the host that evaluates them, too, or (True) every process, on what its clients hold out
     evaluate: str | bool | None = None
-    digest: bool = True
+    digest: bool = True  # whether they are hashed
 
 
 class Beginning(Said):
@@ -211,7 +173,7 @@ class Beginning(Said):
 
 
 class Status(Said):
-    """How a run is going. Whoever asks gets a table: what else it holds is for people to read."""
+    """Says how a run is going; what it holds besides these fields is for people to read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -236,7 +198,7 @@ def read(kind: type[M], data: bytes) -> M:
 
 
 def averaged(by_client: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The mean of clients' metrics, each weighed by the examples that it is of; of those with an example at all.
+    """Returns the mean of clients' metrics, each weighed by the examples that it is of; who has none is left out.
 
     A client's figures are its metrics by name, and the number of examples: "held_out", and "validation" for metrics
     that begin with "validation_". They are added up in the mapping's order.

@@ -1,9 +1,9 @@
 """The coordinator: picks clients, plans, checks and combines answers. It holds no model and imports no torch."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,8 @@ class Coordinator:
         ValueError: the settings do not fit the layout, the rule does not fit the method, or needs more clients a round.
     """
 
+    sums: ClassVar[bool] = False  # whether it learns sums of answers alone (`fedseed.federation.secure`)
+
     def __init__(
         self,
         method: Method,
@@ -86,7 +88,7 @@ class Coordinator:
         self._steps = LastSteps(self.bounds)
         self._outcome: Sequence[NDArray[Any]] | None = None  # of the last round that had one, if the rule remembers it
         self._open: Round | None = None
-        self._closed = Content()
+        self.closed = Content()  # of the last round's step
 
     def open(self, number: int, attempt: int = 0, alive: Collection[int] | None = None) -> list[int]:
         """Begin a round, or begin it again: what has come for an earlier attempt is dropped.
@@ -154,22 +156,14 @@ class Coordinator:
     @property
     def private(self) -> bool:
         """Returns whether nothing is told of single clients but what the method sends."""
-        return self.protection is not None
+        return self.sums or self.protection is not None
 
     @property
-    def sums(self) -> bool:
-        """Returns whether it learns sums of answers alone (`fedseed.federation.secure`)."""
-        return False
-
-    @property
-    def taking_part(self) -> Sequence[int]:
-        """Returns the open round's clients."""
-        return self._current().clients
-
-    @property
-    def answered(self) -> Mapping[int, Any]:
-        """Returns the updates that count so far in the open round, by client."""
-        return self._current().updates
+    def current(self) -> Round:
+        """Returns the open round. Raises RuntimeError if there is none."""
+        if self._open is None:
+            raise RuntimeError("no round is open")
+        return self._open
 
     def plan(self, client: int = EVERYBODY, receiver: int | None = None) -> bytes:
         """Returns the message that asks a client (or all that are picked) to take part in the open round.
@@ -178,7 +172,7 @@ class Coordinator:
             client: whom the plan is made for.
             receiver: to whom it is addressed; None: to the client.
         """
-        current = self._current()
+        current = self.current
         about = PlannedRound(current.number, client, current.clients)
         plan = self.method.plan(self.state, about)
         payload, to = plan.encode(), client if receiver is None else receiver
@@ -187,13 +181,11 @@ class Coordinator:
 
     def plans(self) -> dict[bytes, list[int]]:
         """The open round's plans, addressed to everybody, each with the clients it is for: mostly one for all."""
-        current = self._current()
+        current = self.current
         found: dict[bytes, list[int]] = {}
         for client in current.clients if self.method.personal_plans else current.clients[:1]:
             found.setdefault(self.plan(client, EVERYBODY), []).append(client)
-        if self.method.personal_plans:
-            return found
-        return {message: list(current.clients) for message in found}
+        return found if self.method.personal_plans else {message: list(current.clients) for message in found}
 
     def receive(self, data: bytes, sender: int) -> None:
         """Take a client's update; a refused one changes nothing.
@@ -205,7 +197,7 @@ class Coordinator:
         Raises:
             MessageError: refused; the text says why.
         """
-        current = self._current()
+        current = self.current
         message = Message.decode(data).expect(MessageKind.UPDATE, self.method.code, current.number)
         if message.client != sender:
             raise MessageError(f"client {sender} sent an update in the name of client {message.client}")
@@ -232,7 +224,7 @@ class Coordinator:
         Returns:
             Whose they are, and why; the same if it is asked again.
         """
-        current = self._current()
+        current = self.current
         if current.outliers is None:
             clients = sorted(current.updates)
             updates = [current.updates[client] for client in clients]
@@ -251,7 +243,7 @@ class Coordinator:
         A step that is not finite, out of all proportion to those before, or of fewer answers than the rule needs is not
         taken: nothing is remembered of the round's answers, as if nobody had answered.
         """
-        current = self._current()
+        current = self.current
         self.screen()
         self.untaken = None
         answers = self._weighted(current)
@@ -272,7 +264,7 @@ class Coordinator:
             if answers and self.keeps_outcomes:
                 self._outcome = answers.past.next
         self._steps.take(size)
-        self._closed = self._content(step, payload)
+        self.closed = self._content(step, payload)
         self.state = self.method.advance(self.state, step)
         self._count()
         self._open = None
@@ -302,7 +294,7 @@ class Coordinator:
     def _size(self, answers: Answers, state: State, step: Payload) -> float:
         """How large a step is; of whole weights, how large the largest update is: Adam's steps are all of one size."""
         if self.method.catch_up.replaces:
-            return max(self._current().sizes[answer.client] for answer in answers)
+            return max(self.current.sizes[answer.client] for answer in answers)
         return step.size(About(self.method, state, "step"))
 
     def _weighted(self, current: Round) -> Answers:
@@ -329,21 +321,6 @@ class Coordinator:
             self._count()
         return contents
 
-    @property
-    def planned(self) -> Content:
-        """Returns what a plan of the open round holds."""
-        return self._current().planned
-
-    @property
-    def received(self) -> Sequence[Content]:
-        """Returns what each update that counts so far in the open round holds."""
-        return list(self._current().received.values())
-
-    @property
-    def closed(self) -> Content:
-        """Returns what the last round's step holds."""
-        return self._closed
-
     def _content(self, payload: Payload, data: bytes) -> Content:
         return payload.content(self.state.layout.size, data)
 
@@ -357,11 +334,6 @@ class Coordinator:
     def weights(self, data: bytes) -> None:
         """The base's weights, which a method whose steps replace each other begins with. Raises MessageError."""
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, data))
-
-    def take_base(self, weights: Callable[[], bytes]) -> None:
-        """The base's weights are a step 0 to a method whose steps replace each other; others need none."""
-        if self.method.catch_up.replaces:
-            self.weights = weights()
 
     @property
     def keeps_outcomes(self) -> bool:
@@ -383,12 +355,3 @@ class Coordinator:
         self.state = self.state.load_state_dict(own)
         if self.method.catch_up.replaces:
             self._steps.load(arrays.get(SIZES, ()))
-
-    def figures(self) -> dict[str, NDArray[Any]]:
-        """Returns figures of the state that are shown to people: 1-D arrays by name."""
-        return self.method.figures(self.state)
-
-    def _current(self) -> Round:
-        if self._open is None:
-            raise RuntimeError("no round is open")
-        return self._open

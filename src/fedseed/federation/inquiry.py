@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from statistics import median_low
 
 from fedseed.errors import MessageError, NetworkError
@@ -19,31 +20,29 @@ MOST_DEADLINES = 3  # that an evaluation is asked for, where all report and none
 Reports = Mapping[str, Report]  # by host
 
 
+@dataclass
 class Inquiry:
     """Asks, and takes beats and reports.
 
     Nobody is waited for without end: a process that lets the deadline pass, or the others wait, is not waited for any
     more until it reports again, and one that was to evaluate, or is much slower at it, is followed by the next; where
     all answer and none evaluates, the run ends.
-
-    Args:
-        session: the conversation.
-        roster: the clients.
     """
 
-    def __init__(self, session: Session, roster: Roster) -> None:
-        self.session = session
-        self.roster = roster
-        self.drifted: set[str] = set()  # hosts whose weights were others than most clients'
-        self.awaited: list[str] = []  # hosts that the open question waits for
-        self._refused: set[str] = set()  # hosts whose answer to the open question was refused
-        self._late: set[str] = set()  # hosts that have let a deadline pass since they last reported
-        self._idle: set[str] = set()  # hosts that were to evaluate and let a deadline pass since they last did
-        self._asked: set[str] = set()  # hosts that were to evaluate after this round
-        self._tried: set[str] = set()  # those of them that need not be asked before all others have been
-        self._phases: set[str] = set()  # that clients have named: so few that a summary can list them
-        self.late = Late[str](session)  # hosts that have let the others wait
-        self._took: dict[str, float] = {}  # seconds from the question to each host's last evaluation
+    session: Session
+    roster: Roster
+    drifted: set[str] = field(default_factory=set)  # hosts whose weights were others than most clients'
+    awaited: list[str] = field(default_factory=list)  # hosts that the open question waits for
+    _refused: set[str] = field(default_factory=set)  # hosts whose answer to the open question was refused
+    _late: set[str] = field(default_factory=set)  # hosts that have let a deadline pass since they last reported
+    _idle: set[str] = field(default_factory=set)  # hosts that were to evaluate and let a deadline pass since they did
+    _asked: set[str] = field(default_factory=set)  # hosts that were to evaluate after this round
+    _tried: set[str] = field(default_factory=set)  # those of them who are asked again when all others have been
+    _phases: set[str] = field(default_factory=set)  # that clients have named: so few that a summary can list them
+    _took: dict[str, float] = field(default_factory=dict)  # seconds from the question to each host's last evaluation
+
+    def __post_init__(self) -> None:
+        self.late = Late[str](self.session)  # hosts that have let the others wait
 
     def take(self, name: str, what: str, data: bytes) -> None:
         """A sign of life, maybe with a report. Raises MessageError if it is not valid."""

@@ -18,17 +18,11 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 @dataclass(frozen=True)
 class Stored:
-    """A reference to a message that is a blob.
+    """A reference to a message that is a blob."""
 
-    Args:
-        name: the blob's name.
-        size: bytes of the message.
-        frame: the message's frame, so that what it is about is known before it is fetched.
-    """
-
-    name: str
-    size: int
-    frame: bytes
+    name: str  # the blob's name
+    size: int  # bytes of the message
+    frame: bytes  # the message's frame, so that what it is about is known before it is fetched
 
     def encode(self) -> bytes:
         """Returns the bytes that stand in the message's place."""

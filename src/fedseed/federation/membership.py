@@ -3,60 +3,43 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedseed.federation.control import Report
 
 
 @dataclass
 class Host:
-    """A process that hosts clients, named by the first of them.
+    """A process that hosts clients, named by the first of them."""
 
-    Args:
-        heard: when it was last heard.
-        at: the last step it has applied.
-        report: what it last reported.
-        fits: whether it has said hello, and what it has is what the run is about.
-    """
-
-    heard: float
-    at: int = 0
-    report: Report | None = None
-    fits: bool = False
+    heard: float  # when it was last heard
+    at: int = 0  # the last step it has applied
+    report: Report | None = None  # what it last reported
+    fits: bool = False  # whether it has said hello, and what it has is what the run is about
 
 
+@dataclass
 class Roster:
-    """The clients of a run, who of them is there, and how many examples each says it has.
+    """The clients of a run, who of them is there, and how many examples each says it has."""
 
-    Args:
-        dead_after: seconds of silence after which a host counts as gone.
-        names: the clients, where they are known; none: the first to come says.
-        enrols: whoever comes is one, until the roster is closed.
-        now: the clock.
-        present: whether a host is connected, where the transport knows; None: its signs of life tell.
-    """
+    dead_after: float  # seconds of silence after which a host counts as gone
+    names: list[str] = field(default_factory=list)  # in the order of their numbers; none: the first to come says
+    open: bool = False  # whoever comes is one
+    now: Callable[[], float] = time.monotonic
+    reached: Callable[[str], bool | None] = lambda name: None  # is a host connected; None: its signs of life tell
+    examples: dict[str, int] = field(default_factory=dict)
+    outvoted: set[str] = field(default_factory=set)  # clients whose process has another base or layout than most
+    goes_without: bool = False  # whether the start waits for these no longer
+    hosts: dict[str, Host] = field(default_factory=dict)
+    _host_of: dict[str, str] = field(default_factory=dict)  # by client
 
-    def __init__(
-        self, dead_after: float, names: Iterable[str] = (), enrols: bool = False,
-        now: Callable[[], float] = time.monotonic, present: Callable[[str], bool | None] = lambda name: None,
-    ) -> None:  # fmt: skip
-        self.names: list[str] = []  # in the order of their numbers; none: not known yet
-        self.numbers: dict[str, int] = {}
-        self.examples: dict[str, int] = {}
-        self.outvoted: set[str] = set()  # clients whose process has another base or layout than most
-        self.goes_without = False  # whether the start waits for these no longer
-        self.hosts: dict[str, Host] = {}
-        self.dead_after = dead_after
-        self._now = now
-        self._present = present
-        self._host_of: dict[str, str] = {}  # by client
-        self.name(names)
-        self.open = enrols
+    def __post_init__(self) -> None:
+        self.numbers = {name: number for number, name in enumerate(self.names)}
 
     def hello(self, name: str, at: int) -> None:
         """A host that fits is there."""
         host = self.hosts.setdefault(name, Host(0.0))
-        host.heard, host.fits, host.at = self._now(), True, at
+        host.heard, host.fits, host.at = self.now(), True, at
 
     def attach(self, client: str, host: str) -> None:
         """A client is hosted there from now on."""
@@ -71,8 +54,8 @@ class Roster:
         return {name: host for name, host in self.hosts.items() if host.fits and self._reached(name, host)}
 
     def _reached(self, name: str, host: Host) -> bool:
-        present = self._present(name)
-        return host.heard > self._now() - self.dead_after if present is None else present
+        present = self.reached(name)
+        return host.heard > self.now() - self.dead_after if present is None else present
 
     def clients(self) -> list[str]:
         """Returns the clients that can be reached."""

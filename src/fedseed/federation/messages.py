@@ -34,23 +34,14 @@ _KINDS = frozenset(MessageKind)
 
 @dataclass(frozen=True)
 class Message:
-    """One message.
+    """One message."""
 
-    Args:
-        kind: plan, update or step.
-        method: the method's code (`Method.code`).
-        round: round or step number, from 1.
-        client: the sender of an update, the receiver of a plan, or EVERYBODY.
-        payload: the method's bytes.
-        attempt: how often the round was begun before; 0 but for rounds that are repeated.
-    """
-
-    kind: MessageKind
-    method: int
-    round: int
-    client: int
-    payload: bytes
-    attempt: int = 0
+    kind: MessageKind  # plan, update or step
+    method: int  # the method's code (`Method.code`)
+    round: int  # round or step number, from 1
+    client: int  # the sender of an update, the receiver of a plan, or EVERYBODY
+    payload: bytes  # the method's bytes
+    attempt: int = 0  # how often the round was begun before; 0 but for rounds that are repeated
 
     def encode(self) -> bytes:
         """Frame and payload as bytes."""

@@ -6,13 +6,14 @@ life go on meanwhile.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedseed.errors import MessageError, NetworkError, OrbitError
 from fedseed.federation.answers import Answers
 from fedseed.federation.control import Beat
-from fedseed.federation.hosted import Hosted, WorkThread, first_of
+from fedseed.federation.hosted import Hosted, WorkThread
 from fedseed.federation.large import fetch
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.presence import Presence
@@ -124,7 +125,8 @@ class NetworkClient:
             if replica.ended and replica.current and not replica.waits:
                 return
             if not await answers.work():
-                await first_of(self._wake, None if replica.current else 1.0)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), None if replica.current else 1.0)
                 await replica.settle()
 
 
@@ -154,7 +156,6 @@ async def write_log(end: End, run: str, path: Path) -> None:
             writer.append(Record(number, message[FRAME_BYTES:], log.marks.get(number, NO_DIGEST)), sync=False)
         writer.sync()
         writer.close()
-        writer = None
     except (IndexError, MessageError) as error:
         raise NetworkError(f"the log of run {run} can't be read again for its orbit: {error}") from error
     finally:

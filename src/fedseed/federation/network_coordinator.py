@@ -76,7 +76,7 @@ class NetworkCoordinator(Working):
         self.run = run
         self.total = total
         self.session = Session(end, settings, progress, Rejected(progress, run), clock=end.now)
-        self.roster = Roster(settings.dead_after, settings.names, settings.enrols, end.now, end.present)
+        self.roster = Roster(settings.dead_after, list(settings.names), settings.enrols, end.now, end.present)
         replacing = method.catch_up.replaces  # each step is whole weights, in place of those before
         self.reception = Reception(self.session, self.roster, method, seed, BaseWeights(self.session, replacing))
         self.inquiry = Inquiry(self.session, self.roster)
@@ -117,7 +117,7 @@ class NetworkCoordinator(Working):
             self.session.incarnation = await self.log.read(there.last, self.run)
             header = self.log.header
             assert header is not None
-            self.reception.check(header)
+            self.reception.check(header, None)
             self.reception.header = header
             if self.roster.names and self.roster.names != self.log.names:
                 began, recipes = listed(self.log.names), listed(self.roster.names)
@@ -258,16 +258,15 @@ class NetworkCoordinator(Working):
         mechanism, coordinator = mechanism_of(self.reception.method), self.reception.coordinator
         if mechanism is None:
             return None
-        if mechanism.by_turns:
-            return mechanism.counted(0 if coordinator is None else coordinator.counted)
-        made = 0 if coordinator is None else coordinator.steps
-        return mechanism.counted(max(made, len(self.log.steps)))  # the log's, until they are taken up
+        count = 0 if coordinator is None else coordinator.counted
+        # steps are the log's until they are taken up
+        return mechanism.counted(count if mechanism.by_turns else max(count, len(self.log.steps)))
 
     def status(self) -> dict[str, Any]:
         """Returns what `fedseed status` shows."""
         rounds, roster, names = self.rounds, self.roster, self.roster.names
         current = None if rounds is None else rounds.open
-        missing = [] if rounds is None or current is None else sorted(rounds.missing(current))
+        missing = [] if rounds is None or current is None else sorted(current.missing)
         late = [] if rounds is None else [names[client] for client in rounds.late.named()]  # who holds others up
         return {
             **self.figures(),
@@ -285,7 +284,6 @@ class NetworkCoordinator(Working):
             "behind": {name: host.at for name, host in roster.alive().items()},
             "last": dict(self.line),
             "privacy": self._privacy(),
-            "skewed_clocks": sorted(self.reception.skewed),
             "memory_bytes": resident_memory(),
         }
 

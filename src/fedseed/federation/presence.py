@@ -2,14 +2,13 @@
 
 import asyncio
 import base64
-import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedseed.errors import FedseedError, NetworkError
 from fedseed.federation.control import Attach, Beat, Hello, Welcome, read
-from fedseed.federation.hosted import first_of
 from fedseed.federation.large import carry
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.replica import Replica
@@ -19,28 +18,25 @@ RETRY_SECONDS = 2.0
 HELLO_SECONDS = 5.0  # for an answer to a hello
 
 
+@dataclass
 class Presence:
-    """Keeps the process known to the coordinator.
+    """Keeps the process known to the coordinator."""
 
-    Args:
-        replica: the weights here.
-        failed: told what ends the process.
-    """
+    replica: Replica
+    failed: Callable[[Exception], None]  # told what ends the process
+    welcome: bool = False
+    incarnation: str = ""
+    _call: asyncio.Event = field(default_factory=asyncio.Event)  # the coordinator calls, or an interruption is over
+    _beat_seconds: float = RETRY_SECONDS
+    _bring_weights: bool = False
+    _begins: str | None = None  # the digest of the weights that the coordinator may ask for
+    _has_blobs: bool = False
+    _told: str = ""
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def __init__(self, replica: Replica, failed: Callable[[Exception], None]) -> None:
-        self.end = replica.end
-        self.replica = replica
-        self.welcome = False
-        self.incarnation = ""
-        self._failed = failed
-        self._call = asyncio.Event()  # the coordinator calls, or an interruption is over
-        self._beat_seconds = RETRY_SECONDS
-        self._bring_weights = False
-        self._begins: str | None = None  # the digest of the weights that the coordinator may ask for
-        self._wants_blobs = replica.replaces
-        self._has_blobs = False
-        self._told = ""
-        self._tasks: list[asyncio.Task[None]] = []
+    def __post_init__(self) -> None:
+        self.end = self.replica.end
+        self._wants_blobs = self.replica.replaces
 
     def begin(self) -> None:
         """Begin to say hello."""
@@ -103,10 +99,11 @@ class Presence:
                     self.replica.progress.note(f"waiting for the coordinator of run {self.replica.run}")
                 if not answered and not self.incarnation:
                     await self.replica.look()
-                await first_of(self._call, None if self.welcome else RETRY_SECONDS)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._call.wait(), None if self.welcome else RETRY_SECONDS)
                 await asyncio.sleep(0.05)
         except Exception as error:
-            self._failed(error)
+            self.failed(error)
 
     async def _hello(self) -> bool:
         """Say hello once; whether it was answered. Raises FedseedError if this process does not fit."""
@@ -119,7 +116,7 @@ class Presence:
             "host": hosted.host, "header": base64.b64encode(hosted.start).decode(),
             "names": list(hosted.items if hosted.party else hosted.names),
             **({"names_matter": False} if hosted.party else {}),
-            "at": self.replica.at, "time": time.time(), "bucket": self._wants_blobs,
+            "at": self.replica.at, "bucket": self._wants_blobs,
         }  # fmt: skip
         if self.replica.replaces:
             if self._begins is None and not self.replica.at:  # those before the first step
@@ -142,12 +139,6 @@ class Presence:
         if answer.refused is not None:
             raise FedseedError(f"the coordinator refuses {host}: {answer.refused}")
         progress, run = self.replica.progress, self.replica.run
-        if answer.skew is not None:
-            ahead = "ahead of" if answer.skew > 0 else "behind"
-            progress.warn(
-                f"this machine's clock is {abs(answer.skew):.0f} s {ahead} the coordinator's: nothing here depends on "
-                "it, but certificates do"
-            )
         self._has_blobs = self._wants_blobs
         self._beat_seconds = answer.beat
         text = f"welcome to run {run}: {answer.clients} clients"

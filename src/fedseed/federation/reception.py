@@ -3,7 +3,7 @@
 import base64
 import re
 import time
-from math import isfinite
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedseed.errors import MessageError, OrbitError, RecipeError
@@ -14,7 +14,7 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import listed
-from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Session
+from fedseed.federation.session import RESEND_SECONDS, Session
 from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.orbit.file import scan
@@ -23,37 +23,11 @@ from fedseed.orbit.record import LINK_BYTES
 from fedseed.text import shown
 
 REMEDY = "name the clients in its recipe (federation.clients)"
-CLOCK_SKEW_SECONDS = 60.0
 SPARE_BYTES = 8 << 20  # of a message of scalars (two million), and of a client's blobs besides the messages
 MOST_START = 160 << 10  # bytes of a header, compressed: of fifty thousand tensors, a block each; 40 MiB when decoded
 SPARE_START = 8 << 10  # bytes that a header may have more than the run's, once that is known: names, and settings
 MOST_PLACE = 4096  # characters of a base's name or folder
 MOST_REFUSAL = 1000  # characters of the reason that a process is told
-
-
-def check_header(
-    header: Header, first: Header | None, method: Method, seed: int, settings: CoordinatorSettings
-) -> None:
-    """Whether what a client has is what the run is about.
-
-    Args:
-        header: the client's.
-        first: that of the run; None: it is not known yet.
-        method: the recipe's method.
-        seed: the recipe's seed.
-        settings: the recipe's, about clients.
-
-    Raises:
-        MessageError: another base, recipe or model; the text says what differs.
-    """
-    mine = header.of_recipe(method, seed, settings.digest)
-    expected = first or mine
-    wanted = settings.base_digest or expected.base_digest
-    if header.base_digest != wanted and header.hashed_alike(expected):
-        raise MessageError(f"another base: its digest is {header.base_digest}, this run's base has {wanted}")
-    differences = header.differences(expected)
-    if differences:
-        raise MessageError(f"another recipe or model: {differences[0]} here")
 
 
 def read_start(data: bytes, source: str, most: int = MOST_START) -> Header:
@@ -80,31 +54,22 @@ def read_start(data: bytes, source: str, most: int = MOST_START) -> Header:
     return header
 
 
+@dataclass
 class Reception:
-    """Takes hellos and attachments.
+    """Takes hellos and attachments."""
 
-    Args:
-        session: the conversation.
-        roster: the clients.
-        method: the recipe's method.
-        seed: the recipe's seed.
-        base: asks for the base's weights.
-    """
-
-    def __init__(self, session: Session, roster: Roster, method: Method, seed: int, base: BaseWeights) -> None:
-        self.session = session
-        self.roster = roster
-        self.method = method
-        self.seed = seed
-        self.header: Header | None = None  # that of the log, or of most clients
-        self._longest: tuple[Header | None, int] = (None, MOST_START)  # header of a hello, and of which run
-        self.agreement = Agreement()
-        self.base = base
-        self.coordinator: Coordinator | None = None  # once there is one: it weighs clients by their examples
-        self.skewed: set[str] = set()  # hosts whose clocks are wrong
-        self._assembling = False
-        self._decided = False  # whether most clients have said what the run is
-        self._ready_since: float | None = None  # when all were here but those that do not fit
+    session: Session
+    roster: Roster
+    method: Method  # the recipe's
+    seed: int  # the recipe's
+    base: BaseWeights  # asks for the base's weights
+    header: Header | None = None  # that of the log, or of most clients
+    agreement: Agreement = field(default_factory=Agreement)
+    coordinator: Coordinator | None = None  # once there is one: it weighs clients by their examples
+    _longest: tuple[Header | None, int] = (None, MOST_START)  # header of a hello, and of which run
+    _assembling: bool = False
+    _decided: bool = False  # whether most clients have said what the run is
+    _ready_since: float | None = None  # when all were here but those that do not fit
 
     async def assemble(self) -> None:
         """Wait until the clients that the recipe asks for have said hello, and somebody has brought what is needed.
@@ -204,9 +169,23 @@ class Reception:
         coming = f"; to come: {listed(away)}" if away else ""
         return f"{waiting['here']} of {waiting['wanted'] or '?'} clients are here{coming}"
 
-    def check(self, header: Header) -> None:
-        """Whether a header is of this run. Raises MessageError."""
-        check_header(header, self.header, self.method, self.seed, self.session.settings)
+    def check(self, header: Header, first: Header | None) -> None:
+        """Checks that what somebody has is what the run is about.
+
+        Args:
+            header: what it has.
+            first: what the run has; None: only what the recipe says counts.
+
+        Raises:
+            MessageError: another base, recipe or model; the text says what differs.
+        """
+        settings = self.session.settings
+        expected = first or header.of_recipe(self.method, self.seed, settings.digest)
+        wanted = settings.base_digest or expected.base_digest
+        if header.base_digest != wanted and header.hashed_alike(expected):
+            raise MessageError(f"another base: its digest is {header.base_digest}, this run's base has {wanted}")
+        if differences := header.differences(expected):
+            raise MessageError(f"another recipe or model: {differences[0]} here")
 
     def attach(self, sender: str, about: Attach) -> None:
         """A client says which process hosts it, and how many examples it has. Raises MessageError."""
@@ -249,7 +228,6 @@ class Reception:
             self.agreement.say(host, claim)
         self.roster.outvote(host, False)
         answer: dict[str, Any] = {"epoch": self.session.incarnation, "beat": self.session.settings.dead_after / 3}
-        self._compare_clocks(host, about.time, answer)
         self.roster.hello(host, about.at)
         answer.update({"waits": self.waits} if self._assembling else {"clients": len(self.roster.names)})
         if about.bucket and self.header is not None:
@@ -269,7 +247,7 @@ class Reception:
 
     def _check_claim(self, host: str, header: Header, begins: str | None) -> None:
         """Whether what a process has is what the run is about, as far as that is known. Raises MessageError."""
-        check_header(header, None, self.method, self.seed, self.session.settings)
+        self.check(header, None)
         try:
             self._compare(header, begins)
         except MessageError:
@@ -278,7 +256,7 @@ class Reception:
 
     def _compare(self, header: Header, begins: str | None) -> None:
         """Whether base, layout and first weights are those of the run, or of the recipe. Raises MessageError."""
-        self.check(header)
+        self.check(header, self.header)
         pinned = self.session.settings.weights_digest
         wanted = pinned or (self.base.digest if self.base.missing else None)
         if begins is None and self.base.missing:
@@ -312,16 +290,6 @@ class Reception:
         elif unknown := [name for name in names if name not in roster.numbers]:
             late = "; it has begun, and nobody else can enrol" if self.session.settings.enrols else ""
             raise MessageError(f"this run has no client {listed(unknown)}: it has {listed(roster.names)}{late}")
-
-    def _compare_clocks(self, host: str, there: float, answer: dict[str, Any]) -> None:
-        skew = there - time.time()
-        if abs(skew) <= CLOCK_SKEW_SECONDS or not isfinite(skew):
-            return
-        answer["skew"] = skew
-        if host not in self.skewed:
-            self.skewed.add(host)
-            word = "ahead" if skew > 0 else "behind"
-            self.session.progress.warn(f"the clock of {host} is {abs(skew):.0f} s {word}")
 
     def largest_message(self) -> int:
         """Bytes of the largest message that a client may send: all weights, or what scalars take of any model."""

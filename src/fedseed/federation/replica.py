@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError
 from fedseed.federation.cost import Cost
@@ -34,43 +34,33 @@ class _Log:
     looking: bool | None = False  # no coordinator has said that it is this run's; None: looked at, it is another's
 
 
+@dataclass
 class Replica:
-    """The weights, brought from step to step.
+    """The weights, brought from step to step."""
 
-    Args:
-        end: the transport.
-        run: the run's name.
-        load: makes the model at its base, with the hosted clients' data.
-        hosted: what it made first.
-        thread: where the work is done.
-        progress: shows the run going on.
-        wake: told when something has come.
-    """
+    end: ClientEnd
+    run: str  # its name
+    load: Callable[[], Hosted]  # makes the model at its base, with the hosted clients' data
+    hosted: Hosted  # what it made first
+    thread: WorkThread  # where the work is done
+    progress: Progress
+    wake: Callable[[], None]  # told when something has come
+    at: int = 0  # the last step that was applied
+    spent: Cost = field(default_factory=Cost)  # since the last report
+    ended: bool = False
+    version: int = 0  # other weights, another version
+    norm: float | None = None  # of the newest step, where the method knows it
+    _awaited: tuple[float, bytes] | None = None  # whole weights that could not be had yet, and since when
+    _queue: deque[Entry | Exception] = field(default_factory=deque)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # whoever reads the log on, or begins again
+    _repairs: int = 0
+    _digest: tuple[int, str] | None = None
 
-    def __init__(
-        self, end: ClientEnd, run: str, load: Callable[[], Hosted], hosted: Hosted, thread: WorkThread,
-        progress: Progress, wake: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self.end = end
-        self.run = run
-        self.hosted = hosted
-        self.at = 0
-        self.numbers = {name: number for number, name in enumerate(hosted.names)}
-        self.spent = Cost()  # since the last report
-        self.ended = False
-        self.version = 0  # other weights, another version
-        self.replaces = hosted.worker.method.catch_up.replaces  # each step is whole weights: only the newest are loaded
-        self.norm: float | None = None  # of the newest step, where the method knows it
-        self.thread = thread
-        self.progress = progress
-        self._awaited: tuple[float, bytes] | None = None  # whole weights that could not be had yet, and since when
-        self._load = load
-        self._wake = wake
-        self._queue: deque[Entry | Exception] = deque()
-        self._log = _Log(hosted.start[-LINK_BYTES:])
-        self._turn = asyncio.Lock()  # whoever reads the log on, or begins again: the other waits
-        self._repairs = 0
-        self._digest: tuple[int, str] | None = None
+    def __post_init__(self) -> None:
+        self.numbers = {name: number for number, name in enumerate(self.hosted.names)}
+        # each step is whole weights: only the newest are loaded
+        self.replaces = self.hosted.worker.method.catch_up.replaces
+        self._log = _Log(self.hosted.start[-LINK_BYTES:])
 
     @property
     def waits(self) -> bool:
@@ -132,11 +122,11 @@ class Replica:
             self._queue.append(Entry.decode(data))
         except MessageError as error:
             self._queue.append(NetworkError(f"entry {number} of the log is not valid: {error}"))
-        self._wake()
+        self.wake()
 
     async def _take_base(self) -> None:
         memory = self.hosted.worker.memory  # what clients remember is by round, and stays
-        self.hosted = await self.thread.do(self._load)
+        self.hosted = await self.thread.do(self.load)
         self.hosted.worker.memory = memory
         self.version += 1
         self.at = 0

@@ -21,30 +21,19 @@ from fedseed.federation.bounds import Bounds
 from fedseed.federation.control import MOST_EXAMPLES
 from fedseed.federation.coordinator import Coordinator, Round
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.secure_check import secure_problem
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers
-from fedseed.methods.payload import About, Array, Payload, Scalar, State, Summand
+from fedseed.methods.payload import About, Array, Payload, Scalar, State
+from fedseed.privacy.protection import summand
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import SETUP_BYTES
-from fedseed.privacy.secure.settings import FEWEST, SecureSums
+from fedseed.privacy.secure.settings import SecureSums, secure_problem
 from fedseed.privacy.secure.summing import Asking, Setup, Summing
 from fedseed.weights.layout import Layout
 
 FIRST_OUT = 8  # rounds that somebody is left out of at first, who may have lied in a sum
 FINE = 50  # steps of fixed point: with fewer the largest value of a vector is rounded by more than a hundredth
-
-
-def summand(method: Method) -> type[Summand]:
-    """What a method's updates are. The method can be summed (`secure_problem`)."""
-    assert issubclass(method.update_type, Summand)
-    return method.update_type
-
-
-def form_of(settings: SecureSums, method: Method) -> FixedPoint:
-    """How the words of a method's updates are written."""
-    return settings.form(summand(method).counted)
 
 
 def count_words(method: Method, state: State) -> int:
@@ -55,15 +44,10 @@ def count_words(method: Method, state: State) -> int:
 
 @dataclass(frozen=True)
 class Masked(Payload):
-    """An update as the coordinator gets it.
+    """An update as the coordinator gets it."""
 
-    Args:
-        setup: names the keys; zeros where nothing is masked.
-        words: the vector and the weight, added to masks.
-    """
-
-    setup: Annotated[int, Scalar("u8")]
-    words: Annotated[Words, Array("u8", "words")]
+    setup: Annotated[int, Scalar("u8")]  # names the keys
+    words: Annotated[Words, Array("u8", "words")]  # the vector and the weight, added to masks
 
     @classmethod
     def take(cls, data: bytes, form: FixedPoint, count: int) -> "Masked":
@@ -118,6 +102,8 @@ class SecureCoordinator(Coordinator):
         ValueError: that can't be (`secure_problem`).
     """
 
+    sums = True
+
     def __init__(
         self, settings: SecureSums, method: Method, layout: Layout, seed: int, examples: Sequence[int], per_round: int,
         aggregation: AggregationRule | None = None, bounds: Bounds | None = None,
@@ -126,18 +112,10 @@ class SecureCoordinator(Coordinator):
         if problem := secure_problem(settings, method, self.aggregation, per_round):
             raise ValueError(problem)
         self.secure = settings
-        self.summing = Summing(settings.threshold, form_of(settings, method), settings.ahead)
+        self.summing = Summing(settings.threshold, settings.form(summand(method).counted), settings.ahead)
         self.suspects = Suspects()
         self._sum: Words | str | None = None  # of the open round; why there is none and will be none
         self._declared = list(examples)  # by client; 0: not told
-
-    @property
-    def private(self) -> bool:
-        return True
-
-    @property
-    def sums(self) -> bool:
-        return True
 
     def open(self, number: int, attempt: int = 0, alive: Any = None) -> list[int]:
         """Begin a round, or begin it again; who has broken the rules, or may have, takes no part."""
@@ -145,47 +123,36 @@ class SecureCoordinator(Coordinator):
         there = set(range(len(self.examples)) if alive is None else alive) - self.summing.barred.keys()
         return super().open(number, attempt, there - self.suspects.among(number, there, self.secure.least))
 
-    def agreeing(self, rounds: int | None = None) -> Asking[Setup] | None:
-        """The conversation before the plans of the open round go out; None: there is nothing to agree on.
+    def agreeing(self) -> Asking[Setup]:
+        """Returns the conversation before the plans of the open round go out."""
+        current = self.current
+        return self.summing.prepare(current.number, current.attempt, current.clients)
 
-        Args:
-            rounds: how many are left, this one included.
-        """
-        if not self.secure.masks:
-            return None
-        current = self._current()
-        return self.summing.prepare(current.number, current.attempt, current.clients, rounds)
-
-    def without(self, missing: Sequence[int]) -> None:
-        """These of the open round's clients have sent no keys: they are not asked for an update."""
-        current = self._current()
-        current.clients = [client for client in current.clients if client not in missing]
+    def keep(self, members: Sequence[int]) -> None:
+        """Those of the open round's clients that have sent keys are asked for an update; the others are not."""
+        current = self.current
+        current.clients = [client for client in current.clients if client in members]
 
     def opening(self) -> Asking[None]:
         """The conversation after the last answer has come: `close` makes the step of the sum that it opens."""
-        current = self._current()
+        current = self.current
         vectors = {client: update.words for client, update in current.updates.items()}
-        if not self.secure.masks:
-            self.summing.enough(vectors, "have sent their vectors", FEWEST)
-            self._sum = np.sum(list(vectors.values()), axis=0, dtype=self.summing.form.dtype)
-            return
         self._sum, members = yield from self.summing.open(current.number, current.attempt, vectors)
         for client in vectors.keys() - set(members):
             del current.updates[client], current.received[client]
 
     def lose(self, reason: str) -> None:
         """The open round has been opened, and its sum can't be had: `close` makes an empty step, and says why."""
-        current, self._sum = self._current(), reason
+        current, self._sum = self.current, reason
         current.updates, current.received = {}, {}
 
     # -- in place of answers -----------------------------------------------------------------------------------------
 
     def _read(self, current: Round, data: bytes) -> tuple[Any, float]:
         update = Masked.take(data, self.summing.form, count_words(self.method, self.state))
-        if self.secure.masks:
-            assert self.summing.setup is not None
-            if update.setup != _name(self.summing.setup.terms.setup):
-                raise MessageError("it is masked with other keys than those of this attempt")
+        assert self.summing.setup is not None
+        if update.setup != _name(self.summing.setup.terms.setup):
+            raise MessageError("it is masked with other keys than those of this attempt")
         return update, 0.0
 
     def _weighted(self, current: Round) -> Answers:
@@ -235,14 +202,13 @@ class Masking:
         identities: Mapping[int, Ed25519PrivateKey] | None = None, known: Mapping[int, bytes] | None = None,
         places: Mapping[int, Path] | None = None,
     ) -> None:  # fmt: skip
-        self.settings = settings
         self.method = method
-        self.form = form_of(settings, method)
+        self.form = settings.form(summand(method).counted)
         self.warn: Callable[[str], None] | None = None  # told once if values are too small
         self._examples = examples
-        keys, places = identities or {}, places or {}
+        keys = {n: (identities or {}).get(n) or Ed25519PrivateKey.generate() for n in examples}
         self._clients = {
-            n: SecureClient(n, settings.threshold, self.form, keys.get(n), known, places.get(n)) for n in examples
+            n: SecureClient(n, settings.threshold, self.form, keys[n], known, (places or {}).get(n)) for n in examples
         }
 
     @property
@@ -267,9 +233,7 @@ class Masking:
             MessageError: no keys were agreed on for this attempt.
         """
         words = self._words(state, plan.round, client, update)
-        payload = bytes(SETUP_BYTES) + words.tobytes()
-        if self.settings.masks:
-            payload = self._clients[client].masked(plan.round, plan.attempt, words)
+        payload = self._clients[client].masked(plan.round, plan.attempt, words)
         return Message(MessageKind.UPDATE, self.method.code, plan.round, client, payload, plan.attempt).encode()
 
     def _words(self, state: State, number: int, client: int, update: bytes | None) -> Words:

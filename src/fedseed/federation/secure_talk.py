@@ -8,6 +8,7 @@ A kind is 1: the answer; 0: why there is none; 2: why, where the client has open
 
 from collections.abc import Set
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fedseed.errors import FedseedError, MessageError
@@ -15,7 +16,7 @@ from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import SAID, plan_message
 from fedseed.federation.secure import Masking, SecureCoordinator
 from fedseed.federation.session import RESEND_SECONDS, Late, Session, Wait
-from fedseed.privacy.secure.errors import LostError, OpenedBeforeError, TooFewError
+from fedseed.privacy.secure import LostError, OpenedBeforeError, TooFewError
 from fedseed.privacy.secure.messages import Phase, Terms, unframed
 from fedseed.privacy.secure.proofs import keep
 from fedseed.privacy.secure.summing import Asking
@@ -53,29 +54,23 @@ def answered(masking: Masking | None, client: int, ask: bytes) -> bytes:
     return SAID + ask[:ABOUT_BYTES] + bytes([kind]) + data
 
 
+@dataclass
 class SecureTalk:
-    """Holds the conversations of secure sums.
+    """Holds the conversations of secure sums."""
 
-    Args:
-        session: the conversation with the clients.
-        roster: the clients.
-        coordinator: asks.
-        late: whoever lets a deadline pass is left out for a while.
-    """
-
-    def __init__(self, session: Session, roster: Roster, coordinator: SecureCoordinator, late: Late[int]) -> None:
-        self.session = session
-        self.roster = roster
-        self.coordinator = coordinator
-        self.late = late
-        self.slow: set[int] = set()  # who has let a deadline pass in this round: nobody waits for it again
-        self.up = self.down = 0  # bytes said and asked
-        self._asks: dict[int, bytes] = {}
-        self._answers: dict[int, bytes | None] = {}
-        self._named: set[int] = set()
-        self._opened: set[int] = set()  # who says that it has opened the round before
-        self._waited = 0.0  # seconds for the last ask
-        self._failed = 0  # conversations of this round: deadlines may be too short for all
+    session: Session
+    roster: Roster
+    coordinator: SecureCoordinator  # asks
+    late: Late[int]  # whoever lets a deadline pass is left out for a while
+    slow: set[int] = field(default_factory=set)  # who has let a deadline pass in this round: nobody waits for it again
+    up: int = 0  # bytes that were said
+    down: int = 0  # bytes that were asked
+    _asks: dict[int, bytes] = field(default_factory=dict)
+    _answers: dict[int, bytes | None] = field(default_factory=dict)
+    _named: set[int] = field(default_factory=set)  # who was said to be barred
+    _opened: set[int] = field(default_factory=set)  # who says that it has opened the round before
+    _waited: float = 0.0  # seconds for the last ask
+    _failed: int = 0  # conversations of this round: deadlines may be too short for all
 
     def begin(self) -> None:
         """A round begins."""
@@ -85,7 +80,17 @@ class SecureTalk:
         self.up = self.down = 0
         self.slow, self._opened, self._failed = set(), set(), 0
 
-    async def hold(self, asking: Asking[T]) -> T:
+    async def agree(self) -> None:
+        """Agree on keys with the open round's clients; who has sent none takes no part. Raises as `_hold`."""
+        self.coordinator.keep((await self._hold(self.coordinator.agreeing())).members)
+
+    async def open_sum(self, answered: Set[int]) -> None:
+        """Open the sum of what has come from the clients that have answered. Raises as `_hold`."""
+        await self._hold(self.coordinator.opening())
+        for client in answered - self.slow:
+            self.late.back(client)
+
+    async def _hold(self, asking: Asking[T]) -> T:
         """Hold a conversation. Raises TooFewError, and LostError if too few are left that have not opened the round."""
         try:
             asks = next(asking)
@@ -102,41 +107,29 @@ class SecureTalk:
             self._name_barred()
 
     async def _ask(self, asks: dict[int, bytes]) -> dict[int, bytes]:
-        """Ask, and wait for all that may still come."""
-        self._asks, self._answers = asks, {}
+        """Ask, and wait for all that may still come. Who is there and lets time pass is left out, as in a plan's."""
+        self._asks, self._answers, least = asks, {}, self.coordinator.secure.least
         self.down += sum(map(len, asks.values()))
-        clock, least = self.session.clock, self.coordinator.secure.least
-        began = resend = clock()
-        longer = 2 ** min(self._failed, 6)
-        until = began + self.session.settings.deadline * longer
-        wait = Wait(self.late, self.roster.work(asks), min(least, len(asks) - 1), longer)
-        while missing := asks.keys() - self._answers.keys():
-            now = clock()
-            held = wait.holding(self._answers.keys())
-            if len(self._answers) >= least and missing <= self.slow:
-                break
-            here = missing & self.roster.present()
-            if now >= until or (self._answers and here <= held):
-                self._leave_out(here, wait)
-                break
-            if now >= resend:
-                await self._send({client: asks[client] for client in sorted(missing)})
-                resend = now + RESEND_SECONDS
-            await self.session.pause(0.25)
-        self._waited = clock() - began
-        if self._opened and len(set(self.coordinator.taking_part) - self._opened) < self.coordinator.secure.least:
+
+        def here() -> Set[int]:
+            if not self._answers:  # it may be this side: everybody is waited for
+                return asks.keys()
+            return self.roster.present() - (self.slow if len(self._answers) >= least else frozenset())
+
+        async def send(missing: Set[int], again: bool) -> None:
+            await self._send({client: asks[client] for client in sorted(missing)})
+
+        wait = Wait(self.late, self.roster.work(asks), min(least, len(asks) - 1), 2 ** min(self._failed, 6))
+        late = await wait.answers(lambda: asks.keys() - self._answers.keys(), here, send)
+        phase = Phase(next(iter(asks.values()))[0]).name
+        for client in sorted(late - self.slow):
+            name = self.roster.names[client]
+            wait.leave_out(client, f"{name} has not answered {phase} of secure sums {wait.within}")
+        self.slow |= late
+        self._waited = wait.seconds
+        if self._opened and len(set(self.coordinator.current.clients) - self._opened) < least:
             raise LostError(f"{len(self._opened)} clients have opened it before, and do not again: its sum is lost")
         return {client: answer for client, answer in self._answers.items() if answer is not None}
-
-    def _leave_out(self, missing: Set[int], wait: Wait[int]) -> None:
-        """The deadline of an ask is over, as that of a plan: whoever is there costs every round that much."""
-        if not self._answers:
-            return  # nobody has answered: that is no reason to prefer one to another
-        phase = Phase(next(iter(self._asks.values()))[0]).name
-        for client in sorted(missing - self.slow):
-            why = f"{self.roster.names[client]} has not answered {phase} of secure sums {wait.within}"
-            wait.leave_out(client, why)
-        self.slow |= missing
 
     async def _send(self, asks: dict[int, bytes]) -> None:
         alike: dict[bytes, list[int]] = {}

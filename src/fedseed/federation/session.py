@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping, Set
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -32,24 +32,20 @@ MOST_NAME = 100  # characters of a sender's name
 OTHERS = "others"
 
 
+@dataclass
 class Rejected:
     """Counts refusals by sender and reason, in bounded memory, and shows the first ones.
 
     Senders and reasons are somebody else's text: each is kept as one short line that a terminal can show.
-
-    Args:
-        progress: shows refusals.
-        run: the run's name, for saying where further refusals can be seen.
     """
 
-    def __init__(self, progress: Progress, run: str) -> None:
-        self._progress = progress
-        self._run = run
-        self._kept: OrderedDict[tuple[str, str], int] = OrderedDict()  # how often, the oldest first
-        self._others: dict[str, int] = {}  # how often for reasons that are not kept, by sender
-        self._reasons: defaultdict[str, int] = defaultdict(int)  # how many are kept, by every sender there was
-        self._told = 0
-        self._since = 0
+    progress: Progress  # shows refusals
+    run: str  # the run's name, for saying where further refusals can be seen
+    _kept: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # how often, the oldest first
+    _others: dict[str, int] = field(default_factory=dict)  # how often for reasons that are not kept, by sender
+    _reasons: Counter[str] = field(default_factory=Counter)  # how many are kept, by every sender there was
+    _told: int = 0
+    _since: int = 0
 
     def add(self, sender: str, reason: str) -> None:
         """Counts one more refusal."""
@@ -70,9 +66,9 @@ class Rejected:
                 self._reasons[oldest] -= 1
         if new and self._told < MOST_TOLD:
             self._told += 1
-            self._progress.warn(f"a message of {sender} is refused: {reason}")
+            self.progress.warn(f"a message of {sender} is refused: {reason}")
             if self._told == MOST_TOLD:
-                self._progress.warn(f"further refusals: fedseed status {self._run}")
+                self.progress.warn(f"further refusals: fedseed status {self.run}")
 
     def since(self) -> int:
         """Returns how many refusals there were since the last call."""
@@ -92,70 +88,41 @@ class Rejected:
 
 @dataclass(frozen=True)
 class CoordinatorSettings:
-    """How a coordinator deals with its clients.
+    """How a coordinator deals with its clients."""
 
-    Args:
-        deadline: seconds after which a round does without those that have not answered.
-        patience: seconds in all for which one that takes several times as long as the others may hold them up.
-        minimum: answers that a round needs; with fewer it is begun again.
-        start_with: clients that must be there before the first round; None: all.
-        dead_after: seconds of silence after which a client is taken for dead.
-        base_digest: digest that the clients' base must have; None: that of most clients.
-        copies: how many copies of the run's log are kept, where there are several servers.
-        digest: how base and weights are hashed.
-        names: the clients, where they are known before anybody comes.
-        enrols: whether whoever comes before the start takes part.
-        each_evaluates: whether every client evaluates on what it holds out, not one for all.
-        measures: metrics that an evaluation must have, because the run looks at them.
-        check: checks that the run is possible with so many clients; raises RecipeError if it is not.
-        weights_digest: digest that the trained tensors must begin with; None: what most clients have.
-        secure: how sums of answers are made in secret; None: every answer is read.
-        proofs: folder for why clients are barred from these; None: nothing is kept.
-    """
-
-    deadline: float = 600.0
-    minimum: int = 1
-    start_with: int | None = None
-    dead_after: float = 6.0
-    base_digest: str | None = None
-    copies: int = 1
-    digest: DigestKind = "blake2b"
-    names: tuple[str, ...] = ()
-    enrols: bool = False
-    each_evaluates: bool = False
-    measures: tuple[str, ...] = ()
+    deadline: float = 600.0  # seconds after which a round does without those that have not answered
+    minimum: int = 1  # answers that a round needs; with fewer it is begun again
+    start_with: int | None = None  # clients that must be there before the first round; None: all
+    dead_after: float = 6.0  # seconds of silence after which a client is taken for dead
+    base_digest: str | None = None  # digest that the clients' base must have; None: that of most clients
+    copies: int = 1  # how many copies of the run's log are kept, where there are several servers
+    digest: DigestKind = "blake2b"  # how base and weights are hashed
+    names: tuple[str, ...] = ()  # the clients, where they are known before anybody comes
+    enrols: bool = False  # whether whoever comes before the start takes part
+    each_evaluates: bool = False  # whether every client evaluates on what it holds out, not one for all
+    measures: tuple[str, ...] = ()  # metrics that an evaluation must have, because the run looks at them
+    # checks that the run is possible with so many clients; raises RecipeError if it is not
     check: Callable[[int], None] = lambda clients: None
-    weights_digest: str | None = None
-    secure: SecureSums | None = None
+    weights_digest: str | None = None  # digest that the trained tensors must begin with; None: what most clients have
+    secure: SecureSums | None = None  # how sums of answers are made in secret; None: every answer is read
+    # seconds in all for which one that takes several times as long as the others may hold them up
     patience: float = 30.0
-    proofs: Path | None = None
+    proofs: Path | None = None  # folder for why clients are barred from these; None: nothing is kept
 
 
 @dataclass
 class Session:
-    """A coordinator's end, and what all who talk through it need to know.
+    """A coordinator's end, and what all who talk through it need to know."""
 
-    Args:
-        end: the transport.
-        settings: deadlines and the like.
-        progress: shows the run going on.
-        rejected: counts messages that are not accepted.
-        incarnation: the log's incarnation; the log begins anew when a run is put on the server again.
-        stranger: whether somebody has written whom this coordinator does not know.
-        clock: returns seconds since some moment.
-        failure: the error that ends the run, whatever it waits for.
-        at_hand: whether clients are in this process: each answers once, whatever becomes of its answer.
-    """
-
-    end: CoordinatorEnd
-    settings: CoordinatorSettings
-    progress: Progress
-    rejected: Rejected
-    incarnation: str = ""
-    stranger: bool = False
-    clock: Callable[[], float] = time.monotonic
-    failure: Exception | None = None
-    at_hand: bool = False
+    end: CoordinatorEnd  # the transport
+    settings: CoordinatorSettings  # deadlines and the like
+    progress: Progress  # shows the run going on
+    rejected: Rejected  # counts messages that are not accepted
+    incarnation: str = ""  # the log's incarnation; the log begins anew when a run is put on the server again
+    stranger: bool = False  # whether somebody has written whom this coordinator does not know
+    clock: Callable[[], float] = time.monotonic  # returns seconds since some moment
+    failure: Exception | None = None  # the error that ends the run, whatever it waits for
+    at_hand: bool = False  # whether clients are in this process: each answers once, whatever becomes of its answer
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _called: float = 0.0
     _between: float = 1.0  # seconds between calls because of a stranger
@@ -189,21 +156,18 @@ class Session:
                 await self._changed.wait()
 
 
+@dataclass
 class Late(Generic[Who]):
     """Keeps who is there and lets the others wait: each is left out for a while and then asked again.
 
     What somebody takes beyond `TIMES` of what the slowest of the others needed is held against it, and what it does in
     time speaks for it. When that comes to the settings' `patience`, and to several times what the others needed, it is
     not waited for.
-
-    Args:
-        session: the conversation.
     """
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self._out: dict[Who, tuple[float, float]] = {}  # until when, and for how many seconds
-        self._owed: dict[Who, float] = {}  # seconds for which the others have waited
+    session: Session
+    _out: dict[Who, tuple[float, float]] = field(default_factory=dict)  # until when, and for how many seconds
+    _owed: dict[Who, float] = field(default_factory=dict)  # seconds for which the others have waited
 
     def leave_out(self, who: Who, seconds: float, why: str) -> None:
         """Leaves somebody out for twice the seconds it was waited for, or what it owes; doubled each time in a row.
@@ -242,68 +206,91 @@ class Late(Generic[Who]):
         return rest if len(rest) >= least else here
 
 
+@dataclass
 class Wait(Generic[Who]):
-    """Waits for several at once, and sees who of them holds the others up.
+    """Waits for several at once, and sees who of them holds the others up."""
 
-    Args:
-        late: what is known of each.
-        asked: who is waited for, and for how much work: of two that are in one process, each has to wait for both.
-        least: answers without which nothing can go on.
-        longer: how many times as much patience as usual.
-    """
+    late: Late[Who]  # what is known of each
+    asked: Mapping[Who, int]  # who is waited for, and for how much work: two of one process wait for each other
+    least: int  # answers without which nothing can go on
+    longer: float = 1.0  # how many times as much patience as usual
+    _answered: Set[Who] = frozenset()
+    _in_time: set[Who] = field(default_factory=set)
+    _needed: float = 0.0  # seconds that the slowest of those in time took for a single one's work
 
-    def __init__(self, late: Late[Who], asked: Mapping[Who, int], least: int, longer: float = 1.0) -> None:
-        self._late = late
-        self._asked = asked
-        self._least = max(least, (len(asked) + 1) // 2)
-        self._longer = longer
-        self._answered: Set[Who] = frozenset()
-        self._in_time: set[Who] = set()
-        self._needed = 0.0  # seconds that the slowest of those in time took for a single one's work
-        self._began = late.session.clock()
+    def __post_init__(self) -> None:
+        self.least = max(self.least, (len(self.asked) + 1) // 2)
+        self._began = self.late.session.clock()
 
     def _fair(self, who: Who) -> float:
         """Seconds that somebody may take without holding anybody up."""
-        return max(GRACE_SECONDS, TIMES * self._needed * self._asked.get(who, 1)) * self._longer
+        return max(GRACE_SECONDS, TIMES * self._needed * self.asked.get(who, 1)) * self.longer
 
     def holding(self, answered: Set[Who]) -> Set[Who]:
         """Notes who has answered by now; returns who is not waited for any longer."""
-        took, enough = self.seconds, len(self._answered) >= self._least
-        for who in (answered & self._asked.keys()) - self._answered:
+        took, enough = self.seconds, len(self._answered) >= self.least
+        for who in (answered & self.asked.keys()) - self._answered:
             if enough and took > self._fair(who):
                 self._hold_up(who)
             else:
                 self._in_time.add(who)
-                self._late.owe(who, -max(took, GRACE_SECONDS))
-                self._needed = max(self._needed, took / self._asked[who])
+                self.late.owe(who, -max(took, GRACE_SECONDS))
+                self._needed = max(self._needed, took / self.asked[who])
         self._answered = frozenset(answered)
         if not enough:
             return set()
         held = set()
-        for who in self._asked.keys() - answered:
+        for who in self.asked.keys() - answered:
             fair = self._fair(who)
-            if took > fair + self._late.patience(who, self._needed) * self._longer:
+            if took > fair + self.late.patience(who, self._needed) * self.longer:
                 held.add(who)
         return held
+
+    async def answers(
+        self, missing: Callable[[], Set[Who]], here: Callable[[], Set[Who]],
+        ask: Callable[[Set[Who], bool], Awaitable[None]],
+    ) -> Set[Who]:  # fmt: skip
+        """Asks, and asks again, until all have answered, or nobody is there to wait for, or time is over.
+
+        Args:
+            missing: returns who has not answered yet.
+            here: returns who can be reached.
+            ask: asks somebody, for the first time (False) or again.
+
+        Returns:
+            Who is there and has let others, who have answered, wait until the time was over.
+        """
+        session, again = self.late.session, False
+        resend, until = self._began, self._began + session.settings.deadline * self.longer
+        while missing_now := missing():
+            held = self.holding(self.asked.keys() - missing_now)
+            waited, now = missing_now & here(), session.clock()
+            if now >= until or waited <= held:
+                return waited if self._answered else frozenset()
+            if now >= resend:
+                await ask(missing_now, again)
+                again, resend = True, now + session.end.resend_seconds
+            await session.pause(0.25)
+        return frozenset()
 
     def _hold_up(self, who: Who) -> None:
         """Somebody has held the others up until now: for half as long, each of them may itself, as machines stall."""
         seconds = max(0.0, self.seconds - self._fair(who))
-        self._late.owe(who, seconds)
+        self.late.owe(who, seconds)
         for other in self._in_time:
-            self._late.owe(other, -seconds / 2)
+            self.late.owe(other, -seconds / 2)
 
     def leave_out(self, who: Who, why: str) -> None:
         """Leaves somebody out who has not answered yet."""
         self._hold_up(who)
-        self._late.leave_out(who, self.seconds, why)
+        self.late.leave_out(who, self.seconds, why)
 
     @property
     def seconds(self) -> float:
         """Seconds since this wait began."""
-        return self._late.session.clock() - self._began
+        return self.late.session.clock() - self._began
 
     @property
     def within(self) -> str:
         """Says how long was waited."""
-        return f"within {round(min(self.seconds, self._late.session.settings.deadline * self._longer), 1):g} s"
+        return f"within {round(min(self.seconds, self.late.session.settings.deadline * self.longer), 1):g} s"

@@ -32,27 +32,22 @@ class Logged:
     lasting: bool = True  # it outlives the coordinator, so that the files may follow it
 
 
+@dataclass
 class StepLog:
-    """The log while a coordinator runs.
+    """The log while a coordinator runs."""
 
-    Args:
-        end: the transport.
-        replacing: each step is whole weights: only the newest are kept.
-    """
-
-    def __init__(self, end: CoordinatorEnd, replacing: bool) -> None:
-        self.end = end
-        self.replacing = replacing
-        self.names: list[str] = []  # the clients', as the log's header has them
-        self.steps: list[tuple[bytes, bytes]] = []  # of earlier sessions: link, and message or reference
-        self.marks: dict[int, str] = {}  # digests by round
-        self.ended = False
-        self.header: Header | None = None
-        self._writer: LogWriter | None = None
-        self._sessions = 0  # that are known to have begun, this one included
-        self._looked = 0  # up to which entry `is_taken_over` has looked
-        self._link = b""
-        self._blobs: list[str] = []  # of the newest steps, where they replace each other
+    end: CoordinatorEnd
+    replacing: bool  # each step is whole weights: only the newest are kept
+    names: list[str] = field(default_factory=list)  # the clients', as the log's header has them
+    steps: list[tuple[bytes, bytes]] = field(default_factory=list)  # of earlier sessions: link, message or reference
+    marks: dict[int, str] = field(default_factory=dict)  # digests by round
+    ended: bool = False
+    header: Header | None = None
+    _writer: LogWriter | None = None
+    _sessions: int = 0  # that are known to have begun, this one included
+    _looked: int = 0  # up to which entry `is_taken_over` has looked
+    _link: bytes = b""
+    _blobs: list[str] = field(default_factory=list)  # of the newest steps, where they replace each other
 
     async def create(self, header: Header, names: Sequence[str], rounds: int, copies: int) -> str:
         """Make the log; returns its incarnation."""
@@ -154,8 +149,3 @@ class StepLog:
     def last(self) -> int:
         """Returns the number of the last entry."""
         return 0 if self._writer is None else self._writer.last
-
-    @property
-    def digest(self) -> str | None:
-        """Returns the digest that was marked last."""
-        return self.marks[max(self.marks)] if self.marks else None

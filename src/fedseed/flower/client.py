@@ -127,11 +127,6 @@ def everybody(recipe: Recipe) -> list[str]:
     return recipe.task.client_names() or [client.name for client in recipe.task.load().clients]
 
 
-def loading(recipe: Recipe, place: Place) -> Loading:
-    """Returns what makes the model and examples of a node's or a simulation's clients. Raises RecipeError."""
-    return Loading(recipe, place.clients or everybody(recipe), own=place.own)
-
-
 def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = None) -> Any:
     """Answers one message of the ServerApp.
 
@@ -169,7 +164,8 @@ def _site(
             from fedseed.models.loading import quiet
 
             quiet()
-            _SITES[key] = Site(loading(recipe_of(recipe, run_config), place))
+            known = recipe_of(recipe, run_config)
+            _SITES[key] = Site(Loading(known, place.clients or everybody(known), own=place.own))
         else:
             _SITES[key] = Site(partial(load, place.clients))
     names = _SITES[key].names

@@ -1,4 +1,4 @@
-"""What Flower's configuration says: the run's, the same for all, and a node's own. Free of torch."""
+"""Reads Flower's configuration: the run's, which is the same for all nodes, and a node's own. Free of torch."""
 
 import json
 from collections.abc import Mapping
@@ -34,17 +34,11 @@ def recipe_of(recipe: Path | str, run_config: Mapping[str, Any]) -> Recipe:
 
 @dataclass(frozen=True)
 class Place:
-    """Whose work a node does.
+    """Says whose work a node does."""
 
-    Args:
-        clients: names or patterns; none: those of its partition.
-        own: where its own data lies; None: where the recipe says.
-        partition: its number among the nodes of a simulation, and how many there are.
-    """
-
-    clients: tuple[str, ...]
-    own: OwnData | None
-    partition: tuple[int, int]
+    clients: tuple[str, ...]  # names or patterns; none: those of its partition
+    own: OwnData | None  # where its own data lies; None: where the recipe says
+    partition: tuple[int, int]  # its number among the nodes of a simulation, and how many there are
 
     def mine(self, names: list[str]) -> list[str]:
         """Returns this node's clients among all of a simulation."""

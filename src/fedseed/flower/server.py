@@ -1,4 +1,4 @@
-"""A ServerApp's side: a recipe's run from its beginning, or where it was interrupted, to its end. Free of torch."""
+"""Coordinates a recipe's run in a ServerApp, from its beginning or from where it was interrupted. Free of torch."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def coordinate(grid: Any, context: Any, recipe: Path | str, progress: Progress |
         What the run's folder holds.
 
     Raises:
-        FedseedError: what a run can fail of; the same line goes to the log.
+        FedseedError: the run has failed; the same line goes to the log.
     """
     console = Screen(force_terminal=False, soft_wrap=True)
     shown = progress or Shown(console)

@@ -1,4 +1,4 @@
-"""Where privacy wraps a method: what its client measures, what the client sends, what the coordinator combines.
+"""Wraps a method where data are protected: what clients measure, what they send, what the coordinator combines.
 
     examples   the client's estimates are bounded for each example, and get noise before they are sent
     clients    what a client sends is bounded; the coordinator gets the noisy mean in place of single answers
@@ -37,7 +37,7 @@ _NO_SUM = "noise goes to the sum of what clients send, and along directions of t
 
 
 class Required(NamedTuple):
-    """What a setting must be where data are protected, of any method that has it."""
+    """Says what a setting must be where data are protected, of any method that has it."""
 
     key: str
     values: tuple[Any, ...]  # that it may have
@@ -222,15 +222,10 @@ def misfit(method: Method, rule: AggregationRule) -> str | None:
 
 @dataclass(frozen=True)
 class Protection(ABC):
-    """What stands between a method and its clients' data.
+    """Stands between a method and its clients' data."""
 
-    Args:
-        method: the method.
-        mechanism: makes numbers private, and keeps the account.
-    """
-
-    method: Method
-    mechanism: Any
+    method: Method  # the method
+    mechanism: Any  # makes numbers private, and keeps the account
     alone: ClassVar[bool] = False  # whether each client must compute alone, even where clients could do so in one go
     bounds: ClassVar[bool] = False  # whether it bounds each client's update: then no client decides of another's
 
@@ -268,7 +263,7 @@ class ProtectedClients(Protection):
 
     def train(self, state: State, plan: Any, client: Client) -> Payload:
         """Returns the update at most `clip` long; one of zeros where nothing was usable, for silence would tell."""
-        about, kind = About(self.method, state, "update", client.round), _summand(self.method)
+        about, kind = About(self.method, state, "update", client.round), summand(self.method)
         update = kind.of(np.zeros(kind.words(about)), about)
         with suppress(NonFiniteError):
             update = self.method.train(state, plan, client)  # type: ignore[assignment]
@@ -277,7 +272,7 @@ class ProtectedClients(Protection):
 
     def combined(self, state: State, answers: Answers, asked: int) -> Answers:
         """Returns one answer that stands for all: the noisy mean of the bounded vectors."""
-        about, kind = About(self.method, state, "update", answers.round), _summand(self.method)
+        about, kind = About(self.method, state, "update", answers.round), summand(self.method)
 
         def noisy(updates: Sequence[Any], asked: int) -> Any:
             return about.unit * self.mechanism.mean([update.vector(about) / about.unit for update in updates], asked)
@@ -301,28 +296,29 @@ class ProtectedVotes(Protection):
         about = About(self.method, state, "update", answers.round)
         sums = np.sum([update.vector(about) for update in answers.updates], axis=0)
         drawn = np.array(self.mechanism.draw(sums), dtype=np.float64)
-        return _instead(answers, _summand(self.method).of(drawn, about))
+        return _instead(answers, summand(self.method).of(drawn, about))
 
 
 def _instead(answers: Answers, update: Payload) -> Answers:
     return replace(answers, answers=(Answer(ALL, 1.0, update),))
 
 
-def _summand(method: Method) -> type[Summand]:
+def summand(method: Method) -> type[Summand]:
+    """Returns what a method's updates are, which can be added up."""
     assert issubclass(method.update_type, Summand)
     return method.update_type
 
 
 def _words(method: Method) -> int:
     nowhere: Any = None  # how many votes there are depends on the settings alone
-    return _summand(method).words(About(method, nowhere, "update"))
+    return summand(method).words(About(method, nowhere, "update"))
 
 
 # -- a client as a method sees it --------------------------------------------------------------------------------
 
 
 class _Wrapped:
-    """A client, but for what is private about it."""
+    """Passes everything on to a client but what a subclass makes private."""
 
     def __init__(self, client: Client) -> None:
         self.inner: Any = client

@@ -1,4 +1,4 @@
-"""Differential privacy of a few scalars: bounded, summed up in whole numbers, with discrete Gaussian noise.
+"""Makes a few scalars private: they are bounded, summed up in whole numbers, and get discrete Gaussian noise.
 
     v_i   <- v_i min(1, C / |v_i|)                                one vector for each example, or for each client
     answer = (C / B) [ sum_i trunc(B v_i / C) + Y ],  Y_j discrete Gaussian with sigma = ceil(noise B),  B = 2^24
@@ -16,8 +16,6 @@ that is taken off delta, which changes no digit that is shown with sigma = noise
 
     no sampling   t releases of noise s are one of noise s / sqrt(t), whose epsilon is known in closed form
     poisson       `dp-accounting`'s distribution of one release, composed with itself
-    fixed         delta(e^eps) = q delta_Gauss(1 + (e^eps - 1) / q) for eps >= 0, in both directions: Balle, Barthe,
-                  Gaboardi, 2018, Theorem 2; Zhu, Dong, Wang, 2022: as one pair that dominates both, composed likewise
 """
 
 import os
@@ -25,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, expm1, inf, log, log1p, sqrt
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,27 +32,18 @@ from fedseed.privacy.draws import Bytes, discrete_gaussian
 from fedseed.privacy.settings import Mechanism, PrivacySettings
 
 LEVELS = 1 << 24  # B: whole numbers from 0 to a vector's bound
-MOST = 1 << 40  # counts that are looked at
-Adjacency = Literal["add-or-remove", "replace-one", "zero-out"]
+MOST = 1 << 40  # turns up to which a budget is looked for
 
 
 @dataclass(frozen=True)
 class PrivateScalars(Mechanism):
-    """The mechanism of a recipe's `[privacy]`, for one method.
+    """The mechanism of a recipe's `[privacy]`, for one method."""
 
-    Args:
-        settings: the recipe's.
-        releases: noisy vectors that a client's turn gives away: local steps, or 1.
-        batch: examples that an estimate is made on, as the method says.
-        levels: B.
-        random: makes random bytes.
-    """
-
-    settings: PrivacySettings
-    releases: int = 1
-    batch: int = 1
-    levels: int = LEVELS
-    random: Bytes = os.urandom
+    settings: PrivacySettings  # the recipe's
+    releases: int = 1  # noisy vectors that a client's turn gives away: local steps, or 1
+    batch: int = 1  # examples that an estimate is made on, as the method says
+    levels: int = LEVELS  # B
+    random: Bytes = os.urandom  # makes random bytes
 
     by_turns: ClassVar[bool] = True
 
@@ -89,14 +78,9 @@ class PrivateScalars(Mechanism):
     # -- the account -------------------------------------------------------------------------------------------------
 
     @property
-    def adjacency(self) -> Adjacency:
-        """Returns how neighbours differ: an example (or client) more or less, another one, or nothing in its place."""
-        return {"none": "zero-out", "fixed": "replace-one", "poisson": "add-or-remove"}[self.settings.sampling]  # type: ignore[return-value]
-
-    @property
-    def multiplier(self) -> float:
-        """Returns the noise's deviation over how far a neighbour moves the sum: 2 times the bound for a replacement."""
-        return self.sigma / (self.levels * (2 if self.adjacency == "replace-one" else 1))
+    def adjacency(self) -> str:
+        """Returns how neighbours differ: an example (or client) more or less, or nothing in its place."""
+        return "zero-out" if self.settings.sampling == "none" else "add-or-remove"
 
     @property
     def affordable(self) -> int | None:
@@ -116,7 +100,7 @@ class PrivateScalars(Mechanism):
             return 0.0
         rate = 1.0 if self.settings.examples is None else self.batch / self.settings.examples
         delta = self.settings.delta / (1 + 10 / self.sigma**2)
-        return _spent(self.multiplier, self.adjacency, rate, turns * self.releases, delta)
+        return _spent(self.sigma / self.levels, rate, turns * self.releases, delta)
 
     def counted(self, rounds: int) -> dict[str, Any]:
         return self.spent(rounds)
@@ -173,12 +157,11 @@ def bounded(vector: NDArray[np.floating[Any]], clip: float) -> NDArray[np.float6
 
 
 @cache
-def _spent(multiplier: float, adjacency: Adjacency, rate: float, releases: int, delta: float) -> float:
+def _spent(multiplier: float, rate: float, releases: int, delta: float) -> float:
     """Returns epsilon at delta of so many noisy vectors.
 
     Args:
         multiplier: the noise's deviation over the sensitivity.
-        adjacency: which data sets are neighbours.
         rate: the share of the examples that a batch is; 1: no sampling.
         releases: how many vectors.
         delta: what is left out.
@@ -198,31 +181,16 @@ def _spent(multiplier: float, adjacency: Adjacency, rate: float, releases: int, 
     steps = max(top / 1e5, min(1e-3, top / 1e3), min(high, spread * spread / 2 + 10 * spread) / 1e6)
     if steps > 0.5:  # of an epsilon of tens of thousands, at which sampling makes no difference to anybody
         return high
-    one = _one_release(multiplier, adjacency, rate, 2.0 ** ceil(np.log2(steps)))
+    one = _one_release(multiplier, rate, 2.0 ** ceil(np.log2(steps)))
     return min(high, float(one.self_compose(releases).get_epsilon_for_delta(delta)))  # sampling costs nothing
 
 
 @cache
-def _one_release(multiplier: float, adjacency: Adjacency, rate: float, step: float) -> Any:
+def _one_release(multiplier: float, rate: float, step: float) -> Any:
     """Returns the privacy loss distribution of one noisy vector of a sampled batch, in whole multiples of `step`."""
-    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
-    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
-    if adjacency != "replace-one":
-        return privacy_loss_distribution.from_gaussian_mechanism(
-            multiplier, value_discretization_interval=step, sampling_prob=rate
-        )
-    mean = 1 / multiplier
-    top = float(np.logaddexp(log(rate) + mean * mean / 2 + 10 * mean, log1p(-rate)))
-    epsilons = np.arange(ceil(top / step) + 1) * step
-    inner = epsilons - log(rate) + np.log1p((rate - 1) * np.exp(-epsilons))  # log(1 + (e^eps - 1) / q)
-    deltas = rate * np.asarray(GaussianPrivacyLoss(multiplier).get_delta_for_epsilon(inner))
-    below = 1 - np.exp(-epsilons) * (1 - deltas)  # at -eps: 1 - e^-eps + e^-eps delta(eps)
-    both = np.minimum.accumulate(np.concatenate([below[:0:-1], deltas]))
-    places = np.arange(1 - len(epsilons), len(epsilons))
-    return privacy_loss_distribution.PrivacyLossDistribution(
-        pld_pmf.create_pmf_pessimistic_connect_dots(step, places, both)
-    )
+    return from_gaussian_mechanism(multiplier, value_discretization_interval=step, sampling_prob=rate)
 
 
 def noise_for(epsilon: float, turns: int, settings: PrivacySettings, releases: int = 1, batch: int = 1) -> float:

@@ -21,10 +21,10 @@ class PrivacySettings(BaseModel):
         budget: the largest epsilon; the run ends before the round that would spend more. Not set: it has all its
             rounds.
         sampling: "example" level only: how a batch is drawn. "poisson": each example by itself, with probability
-            batch / examples; "fixed": batch of them without replacement; both by the client's own secret random
-            numbers, for which epsilon is smaller. "none": in the order that the recipe's seed decides, which everybody
-            knows, so that epsilon is that of an example which is in every batch.
-        examples: the number that sampling reckons with; it is public. "fixed": each client must have as many.
+            batch / examples, by the client's own secret random numbers, for which epsilon is smaller. "none": in the
+            order that the recipe's seed decides, which everybody knows, so that epsilon is that of an example which is
+            in every batch.
+        examples: the number that sampling reckons with; it is public.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -34,7 +34,7 @@ class PrivacySettings(BaseModel):
     noise: Annotated[float, Field(gt=0, le=1e5)]
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     budget: PositiveFloat | None = None
-    sampling: Literal["none", "fixed", "poisson"] = "none"
+    sampling: Literal["none", "poisson"] = "none"
     examples: PositiveInt | None = None
 
     @model_validator(mode="after")
@@ -44,13 +44,13 @@ class PrivacySettings(BaseModel):
                 'level = "client" takes no sampling and no examples: who takes part is public, and each round in which '
                 "a client does counts in full"
             )
-        if self.sampling != "none" and self.examples is None:
+        if self.sampling == "poisson" and self.examples is None:
             raise ValueError(
-                f'sampling = "{self.sampling}" needs examples, the public number of examples of a client that epsilon '
-                "is reckoned with"
+                'sampling = "poisson" needs examples, the public number of examples of a client that epsilon is '
+                "reckoned with"
             )
         if self.sampling == "none" and self.examples is not None:
-            raise ValueError('examples needs sampling = "fixed" or "poisson": without either epsilon does not use it')
+            raise ValueError('examples needs sampling = "poisson": without it epsilon does not use them')
         return self
 
 
@@ -63,8 +63,8 @@ class Mechanism(Protocol):
     `counted` and `spent` take what the coordinator has counted itself: nothing that a client says goes into an account.
 
     Attributes:
-        by_turns: what is counted: the turns of the client that was asked most often, where who is asked follows from
-            seed and round alone; else all steps.
+        by_turns: whether the turns of the client that was asked most often are counted (who is asked follows from seed
+            and round alone); otherwise all steps are.
     """
 
     by_turns: ClassVar[bool] = False

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.privacy.draws import Bytes, below, happen
+from fedseed.privacy.draws import Bytes, below, happens
 from fedseed.privacy.settings import Mechanism
 
 DELTA = 1e-5
@@ -26,36 +26,27 @@ STEPS = 20  # of losses from 0 to epsilon in the account, which is at most some 
 
 @dataclass(frozen=True)
 class PrivateSign(Mechanism):
-    """The exponential mechanism on two outcomes; each vote is (epsilon, 0)-private (FeedSign, Theorem D.2).
+    """The exponential mechanism on two outcomes; each vote is (epsilon, 0)-private (FeedSign, Theorem D.2)."""
 
-    Args:
-        epsilon: privacy of one vote.
-        votes: votes a round.
-        random: makes random bytes.
-    """
-
-    epsilon: float
-    votes: int = 1
-    random: Bytes = os.urandom
+    epsilon: float  # privacy of one vote
+    votes: int = 1  # votes a round
+    random: Bytes = os.urandom  # makes random bytes
 
     def draw(self, sums: Sequence[int] | NDArray[Any]) -> list[int]:
         """Returns +1 or -1 for each sum S of votes, exactly with the odds of Eq. 21.
 
         Of a fair coin's outcomes the likely one is always kept, the other with probability e^-(eps |S| / 2).
         """
-        totals = np.asarray(sums, dtype=np.int64)
         above, under = self.epsilon.as_integer_ratio()
-        found, missing = np.where(totals >= 0, 1, -1), np.arange(len(totals))
-        while len(missing):
-            coins = below(2, len(missing), self.random) > 0
-            asked = missing[~coins]
-            size = np.abs(totals[asked])
-            exactly = [(int(one) * above, 2 * under) for one in size]
-            with np.errstate(over="ignore"):
-                kept = happen(size * (self.epsilon / 2), exactly.__getitem__, self.random)
-            found[asked[kept]] *= -1
-            missing = asked[~kept]
-        return found.tolist()
+
+        def one(total: int) -> int:
+            likely = 1 if total >= 0 else -1
+            while below(2, self.random) == 0:
+                if happens(abs(total) * above, 2 * under, self.random):
+                    return -likely
+            return likely
+
+        return [one(int(total)) for total in sums]
 
     def log_chance(self, sums: NDArray[Any], signs: NDArray[np.integer[Any]]) -> float:
         """Returns log P(draw(sums) = signs)."""

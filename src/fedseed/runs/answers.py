@@ -37,8 +37,9 @@ class Line(BaseModel):
 
 def written(number: int, coordinator: Coordinator, names: Sequence[str]) -> list[bytes]:
     """Returns the first line of all, and that of the round that a coordinator is about to close."""
-    kept = {client: (coordinator.examples[client], u.encode()) for client, u in coordinator.answered.items()}
-    lines = Line(round=0, clients=list(names)), Line(round=number, asked=list(coordinator.taking_part), answers=kept)
+    current = coordinator.current
+    kept = {client: (coordinator.examples[client], update.encode()) for client, update in current.updates.items()}
+    lines = Line(round=0, clients=list(names)), Line(round=number, asked=list(current.clients), answers=kept)
     return [line.model_dump_json(exclude_defaults=True).encode() + b"\n" for line in lines]
 
 

@@ -7,14 +7,16 @@ asked to evaluate.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedseed.errors import FedseedError, OrbitError, RecipeError
 from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.hosted import Hosted, matching
+from fedseed.federation.hosted import Hosted
 from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.protocol import listed
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model
 from fedseed.privacy import mechanism_of
@@ -231,3 +233,15 @@ def keep(client: NetworkClient, digest: str, folder: Path) -> None:
     export_model(folder, hosted.worker.space.model, hosted.processor, hosted.header, facts)
     if part.exists():
         part.replace(folder / ORBIT)
+
+
+def matching(wanted: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Returns the names that are wanted, by name or pattern, in the run's order.
+
+    Raises:
+        RecipeError: one fits no name.
+    """
+    for pattern in wanted:
+        if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
+            raise RecipeError(f"--client {pattern}: the recipe's clients are {listed(names, 12)}")
+    return [name for name in names if any(name == p or fnmatchcase(name, p) for p in wanted)]

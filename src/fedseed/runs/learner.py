@@ -15,7 +15,6 @@ from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import about, idle, prepare
 from fedseed.orbit import AdapterStart, Header
-from fedseed.privacy import settings_of
 from fedseed.reports.machine import resident_memory
 from fedseed.runs.equipment import Evaluation
 from fedseed.runs.spec import RunSpec
@@ -45,14 +44,6 @@ def hosted_of(
     items = {client.name: client.items for client in prepared}
     if len(items) < len(prepared):
         raise RecipeError("two clients have the same name")
-    privacy = settings_of(spec.method)
-    if privacy is not None and privacy.sampling == "fixed" and privacy.examples is not None:
-        for name, own in items.items():
-            if len(own) < privacy.examples:
-                raise RecipeError(
-                    f'privacy.examples = {privacy.examples}: {name} has {len(own)}, and with sampling = "fixed" each '
-                    'client needs as many; set it lower, or take sampling = "poisson"'
-                )
     method, seed = spec.method, spec.seed
     base_dtype = str(next(p for p in model.parameters() if p.is_floating_point()).dtype).removeprefix("torch.")
     digest = spec.base_digest or base_digest(model, spec.digest)

@@ -118,7 +118,7 @@ class Run(ABC):
 
     def probabilities(self) -> list[float] | None:
         """Returns those of FedKSeed-Pro's candidates; None: the method has none."""
-        found = self.coordinator.figures().get("probabilities")
+        found = self.coordinator.method.figures(self.coordinator.state).get("probabilities")
         return None if found is None else found.tolist()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -288,8 +288,9 @@ class Run(ABC):
         gathered = self.gather(number)
         seconds = dict(gathered.spent.seconds)
         fetched = [self._downloads.of(client) for client in gathered.clients]
-        coordinator, count = self.coordinator, len(gathered.clients)
-        numbers = exchanged(count, len(gathered.update_bytes), coordinator.received, coordinator.planned, fetched)
+        coordinator, current, count = self.coordinator, self.coordinator.current, len(gathered.clients)
+        received = list(current.received.values())
+        numbers = exchanged(count, len(gathered.update_bytes), received, current.planned, fetched)
         if folder is not None and self.spec.answers:
             folder.add_answers(*written(number, coordinator, self.names))
         start = time.perf_counter()

@@ -18,14 +18,13 @@ from fedseed.aggregation import AggregationRule, Mean
 from fedseed.attacks.updates import AttackSettings, attack_problem
 from fedseed.errors import RecipeError, closest
 from fedseed.federation.bounds import Bounds
-from fedseed.federation.secure_check import secure_problem
 from fedseed.methods import Method, without_gradients
 from fedseed.methods.base import too_few
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
 from fedseed.privacy import PrivacySettings, mechanism_of, misfit, protected
-from fedseed.privacy.secure.settings import SecureSums
+from fedseed.privacy.secure.settings import SecureSums, secure_problem
 from fedseed.randomness.seed import Seed
 from fedseed.registry import INCIDENTAL, is_loaded, load_plugin, resolve
 from fedseed.runs.keys import ByName, Key, explain, keys_of, told

@@ -54,7 +54,7 @@ class _Everybody(Roster):
     """All clients, each of which is there."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(inf, names)
+        super().__init__(inf, list(names))
         self._all = frozenset(range(len(names)))
 
     def present(self) -> frozenset[int]:
@@ -136,7 +136,7 @@ class AtHand(Session):
     async def broadcast(self, data: bytes, soon: Collection[str] = ()) -> None:
         """Remember what the clients are to do."""
         clients, message = read_plan(data[1:])
-        everybody = self.coordinator.taking_part if clients is None else clients
+        everybody = self.coordinator.current.clients if clients is None else clients
         self._now.asked.append((data[:1], everybody, message))
 
     async def pause(self, seconds: float) -> None:
@@ -292,7 +292,8 @@ class Simulation(Run):
                 byzantine = Byzantine(self.coordinator, attack, spec.byzantine, spec.attack_strength)
         except ValueError as error:
             raise RecipeError(str(error)) from error
-        self.coordinator.take_base(self.worker.space.dense)
+        if spec.method.catch_up.replaces:  # the base is a step 0 then
+            self.coordinator.weights = self.worker.space.dense()
         self.worker.memory = Memory(None if spec.folder is None else spec.folder / MEMORY)
         self.team = workers
         if workers is not None:

@@ -28,7 +28,7 @@ _RUN = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
 Receive = Callable[[str, str, bytes], Awaitable[bytes | None]]  # sender, what, data -> the answer to a question
 Rejected = Callable[[str, str], None]  # who, and what the transport did not let through
 Take = Callable[[int, bytes], None]  # an entry's number and bytes
-Stop = Callable[[], Awaitable[None]]  # ends what was begun; again is fine
+Stop = Callable[[], Awaitable[None]]  # ends what was begun; may be called again
 
 
 def _nothing(told: Any = None) -> None:
@@ -48,43 +48,29 @@ def check_run(name: str) -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach a transport.
+    """How to reach a transport."""
 
-    Args:
-        url: where it is; the scheme says which transport it is.
-        key: file with this side's secret.
-        ca: file with the certificates to trust.
-        server_log: where a server between the two sides writes what it refuses.
-    """
-
-    url: str
-    key: Path | None = None
-    ca: Path | None = None
-    server_log: Path | None = None
+    url: str  # where it is; the scheme says which transport it is
+    key: Path | None = None  # file with this side's secret
+    ca: Path | None = None  # file with the certificates to trust
+    server_log: Path | None = None  # where a server between the two sides writes what it refuses
 
 
 @dataclass(frozen=True)
 class Events:
-    """Whom an end tells what happens to its connection.
+    """Whom an end tells what happens to its connection."""
 
-    Args:
-        refused: the other side does not let this end do something.
-        again: an interruption is over.
-        noted: what a person should know; each is said once.
-        failed: what is not waited for any longer.
-    """
-
-    refused: Callable[[str], None] = _nothing
-    again: Callable[[], None] = _nothing
-    noted: Callable[[str], None] = _nothing
-    failed: Callable[[NetworkError], None] = _nothing
+    refused: Callable[[str], None] = _nothing  # the other side does not let this end do something
+    again: Callable[[], None] = _nothing  # an interruption is over
+    noted: Callable[[str], None] = _nothing  # what a person should know; each is said once
+    failed: Callable[[NetworkError], None] = _nothing  # what is not waited for any longer
 
 
 QUIET = Events()
 
 
 class Log(NamedTuple):
-    """How a run's log stands: the number of its last entry, and whether it was ended."""
+    """Says how a run's log stands: the number of its last entry, and whether it was ended."""
 
     last: int
     over: bool
@@ -122,17 +108,12 @@ class Fenced(Exception):  # noqa: N818
     """The log has an entry of this number already; its bytes are given, None where they are not known."""
 
 
+@dataclass
 class LogWriter(ABC):
-    """Appends to a run's log, fenced: only if nobody else has.
+    """Appends to a run's log, as long as nobody else does (it is fenced)."""
 
-    Args:
-        run: the run's name, for saying what can't be written.
-        last: the number of the last entry.
-    """
-
-    def __init__(self, run: str, last: int) -> None:
-        self.run = run
-        self.last = last
+    run: str  # its name, for saying what can't be written
+    last: int  # the number of the last entry
 
     async def append(self, entry: bytes, patience: float = 3600) -> None:
         """Append an entry; it is stored when this returns, once, whatever happened to the connection.
@@ -228,7 +209,7 @@ class End(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Send what is on its way, and let go of the connection; nothing is handed out after this. Again is fine."""
+        """Send what is on its way, and let go of the connection: nothing more is handed out. May be called again."""
 
 
 class ClientEnd(End):
@@ -302,7 +283,7 @@ class CoordinatorEnd(End):
         return {}
 
     def poll(self) -> None:  # most transports have nothing
-        """Look whether a server has refused something meanwhile; `rejected` is told."""
+        """Tell `rejected` what a server has refused meanwhile."""
 
 
 class Transport(ABC):
@@ -337,7 +318,7 @@ async def end_task(task: "asyncio.Task[Any]") -> None:
 
 
 class Working:
-    """What works in a task of its own."""
+    """Does its work in a task of its own."""
 
     _task: "asyncio.Task[None] | None" = None
 
@@ -351,6 +332,6 @@ class Working:
         return self._task is not None and not self._task.done()
 
     async def stop(self) -> None:
-        """End it; again is fine."""
+        """End the work; may be called again."""
         if self._task is not None:
             await end_task(self._task)

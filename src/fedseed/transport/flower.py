@@ -262,7 +262,7 @@ class FlowerTransport(MemoryTransport):
             node.answers[question] = answer
 
     def _tell_again(self, node: _Node, told: Sequence[bytes]) -> None:
-        """What a node could make no use of comes before what is new."""
+        """Puts what a node could make no use of before what is new to it."""
         new = list(node.told)
         node.told.clear()
         node.told.extend([*told, *new])

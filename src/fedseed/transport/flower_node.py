@@ -31,8 +31,8 @@ class NodeEnd(Beside, ClientEnd):
         self._kept: dict[str, int] = {}  # sizes of this end's own blobs, by name
         self._limit: int | None = 0  # bytes of them; None: any number
         self._answers: dict[str, bytes] = {}  # to questions that were asked before, by client and kind
-        self._waits = False
-        self._number: int | None = None
+        self._waits = False  # whether an answer is still to come
+        self._number: int | None = None  # of the last exchange
         self._names = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count())
         self._clear()
 
@@ -87,7 +87,7 @@ class NodeEnd(Beside, ClientEnd):
         self._shared.blobs = {None: dict(blobs)}
 
     async def status(self, seconds: float) -> bytes | None:
-        """Nodes can't ask for it."""
+        """Returns None: nodes can't ask for the status."""
         return None
 
     async def put(self, name: str, data: bytes) -> None:
@@ -112,7 +112,7 @@ class NodeEnd(Beside, ClientEnd):
         self._out["data"].append(bytes(data))
 
     async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
-        """Ask; the answer comes with a later exchange, to whoever asks the same then."""
+        """Send a question; the answer comes with a later exchange, and is returned when the same is asked again."""
         self._question(client, what, data)
         answer = self._answers.pop(f"{what} {client}", None)
         self._waits = self._waits or answer is None

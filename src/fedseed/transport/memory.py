@@ -11,22 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from fedseed.errors import MessageError, NetworkError
-from fedseed.transport.base import (
-    QUIET,
-    ClientEnd,
-    CoordinatorEnd,
-    End,
-    Events,
-    Fenced,
-    Log,
-    LogWriter,
-    Receive,
-    Rejected,
-    Stop,
-    Take,
-    Transport,
-    end_task,
-)
+from fedseed.transport import base
 
 E = TypeVar("E", bound="MemoryEnd")
 Reply = Callable[[bytes], None]
@@ -85,23 +70,23 @@ class Hub:
         return self._runs.setdefault(run, MemoryTransport(run))
 
 
-class MemoryTransport(Transport):
+class MemoryTransport(base.Transport):
     """The way to a run whose ends are all in this process."""
 
     def __init__(self, run: str) -> None:
         self._run, self._shared = run, Shared()
 
-    async def coordinator(self, events: Events = QUIET) -> "MemoryCoordinator":
+    async def coordinator(self, events: base.Events = base.QUIET) -> "MemoryCoordinator":
         return MemoryCoordinator(self._run, self._shared, None, events)
 
-    async def client(self, name: str, events: Events = QUIET) -> "MemoryClient":
+    async def client(self, name: str, events: base.Events = base.QUIET) -> "MemoryClient":
         return MemoryClient(self._run, self._shared, name, events)
 
     async def watcher(self) -> "MemoryEnd":
-        return MemoryEnd(self._run, self._shared, None, QUIET)
+        return MemoryEnd(self._run, self._shared, None, base.QUIET)
 
 
-class Beside(End):
+class Beside(base.End):
     """An end in the process that keeps what it reads: a run's log, and blobs.
 
     Args:
@@ -114,7 +99,7 @@ class Beside(End):
     def __init__(self, run: str, shared: Shared) -> None:
         self._run = run
         self._shared = shared
-        self._following: dict[object, tuple[int, Take]] = {}  # by whom the log is read; the last entry each has had
+        self._following: dict[object, tuple[int, base.Take]] = {}  # who reads the log: the last entry it has had
         self._closed = False
 
     def _open(self) -> None:
@@ -126,14 +111,14 @@ class Beside(End):
         self._open()
         return self._shared
 
-    async def log(self) -> Log | None:
+    async def log(self) -> base.Log | None:
         shared = await self._reach()
-        return None if shared.log is None else Log(len(shared.log), shared.over)
+        return None if shared.log is None else base.Log(len(shared.log), shared.over)
 
     async def entries(self, last: int | None = None) -> list[bytes]:
         return ((await self._reach()).log or [])[:last]
 
-    async def follow(self, after: int, take: Take) -> Stop:
+    async def follow(self, after: int, take: base.Take) -> base.Stop:
         follower = object()
         self._following[follower] = after, take
         self.hand_out()
@@ -179,7 +164,7 @@ class MemoryEnd(Beside):
 
     hears = False  # whether it listens
 
-    def __init__(self, run: str, shared: Shared, owner: str | None, events: Events) -> None:
+    def __init__(self, run: str, shared: Shared, owner: str | None, events: base.Events) -> None:
         super().__init__(run, shared)
         self.owner = owner
         self._events = events
@@ -227,7 +212,7 @@ class MemoryEnd(Beside):
             self._shared.ends.remove(self)
 
 
-class MemoryClient(MemoryEnd, ClientEnd):
+class MemoryClient(MemoryEnd, base.ClientEnd):
     """A client's end."""
 
     async def listen(self, take: Callable[[bytes], None]) -> None:
@@ -252,10 +237,10 @@ class MemoryClient(MemoryEnd, ClientEnd):
         return await self._answer(self._asked(client, what, data), seconds)
 
 
-class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
+class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd):
     """The coordinator's end."""
 
-    async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
+    async def listen(self, receive: base.Receive, status: Callable[[], bytes], rejected: base.Rejected) -> None:
         self._mail: asyncio.Queue[tuple[str, str, bytes, Reply | None]] = asyncio.Queue()
         self._status = status
         self._reading = asyncio.create_task(self._read_mail(receive))
@@ -269,7 +254,7 @@ class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
         """Somebody asks."""
         self._call(lambda: None if self._closed else reply(self._status()))
 
-    async def _read_mail(self, receive: Receive) -> None:
+    async def _read_mail(self, receive: base.Receive) -> None:
         while True:
             sender, what, data, reply = await self._mail.get()
             answer = await receive(sender, what, data)
@@ -302,10 +287,10 @@ class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
     async def close(self) -> None:
         await super().close()
         if self.hears:
-            await end_task(self._reading)
+            await base.end_task(self._reading)
 
 
-class MemoryLogWriter(LogWriter):
+class MemoryLogWriter(base.LogWriter):
     """Appends to a list if it is as long as it should be."""
 
     def __init__(self, run: str, last: int, shared: Shared) -> None:
@@ -318,7 +303,7 @@ class MemoryLogWriter(LogWriter):
             if log is None:
                 raise NetworkError(f"the log of run {self.run} can't be written: it is gone")
             if len(log) != self.last:
-                raise Fenced(log[self.last] if len(log) > self.last else None)
+                raise base.Fenced(log[self.last] if len(log) > self.last else None)
             log.append(_copy(entry))
             for end in self._shared.ends:
                 end.stir()

@@ -14,21 +14,7 @@ from nats.js import api
 from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from fedseed.errors import FedseedError, NetworkError
-from fedseed.transport.base import (
-    QUIET,
-    Access,
-    ClientEnd,
-    CoordinatorEnd,
-    Events,
-    Interrupted,
-    Log,
-    LogLostError,
-    Receive,
-    Rejected,
-    Stop,
-    Take,
-    Transport,
-)
+from fedseed.transport import base
 from fedseed.transport.nats_connection import Guarded, connect
 from fedseed.transport.nats_hearing import Answer, Hearing, Pulse, Questions, room_to_send
 from fedseed.transport.nats_log import (
@@ -63,11 +49,7 @@ def explained(what: str) -> Iterator[None]:
 class NatsEnd(ObjectsEnd):
     """What the ends have in common.
 
-    Args:
-        connection: to the server.
-        subjects: the run's names there.
-        owner: whose blobs are put here; None: the coordinator's.
-        signatures: sign what is sent, and check what comes.
+    Args: those of `ObjectsEnd`, and
         events: told what happens.
     """
 
@@ -76,7 +58,7 @@ class NatsEnd(ObjectsEnd):
     silences: ClassVar[int] = 2  # of the server, a second apart, before there is no coordinator: one may come back
 
     def __init__(
-        self, connection: Guarded, subjects: Subjects, owner: str | None, signatures: Signatures, events: Events
+        self, connection: Guarded, subjects: Subjects, owner: str | None, signatures: Signatures, events: base.Events
     ) -> None:
         super().__init__(connection, subjects, owner, signatures)
         self._followers: list[LogFollower] = []
@@ -119,16 +101,7 @@ class NatsEnd(ObjectsEnd):
                 for subscription in listening:
                     await subscription.unsubscribe()
 
-    async def _request(self, subject: str, data: bytes, seconds: float) -> bytes | None:
-        """Ask the coordinator; None: it has not answered."""
-        headers = self.signatures.headers(subject, data)
-        try:
-            answer = await self.connection.request(subject, data, timeout=seconds, headers=headers)
-        except (nats.errors.Error, TimeoutError, OSError):
-            return None
-        return answer.data if self.signatures.of_coordinator(answer.subject, answer.data, answer.headers) else None
-
-    async def log(self) -> Log | None:
+    async def log(self) -> base.Log | None:
         """Returns the stream's last sequence number, and whether its description says that it was ended.
 
         Raises:
@@ -136,7 +109,7 @@ class NatsEnd(ObjectsEnd):
         """
         try:
             info = await self.connection.jetstream(timeout=REQUEST_SECONDS).stream_info(self.subjects.stream)
-            return Log(int(info.state.last_seq), info.config.description == OVER)
+            return base.Log(int(info.state.last_seq), info.config.description == OVER)
         except NotFoundError:
             return None
         except (TimeoutError, nats.errors.Error) as error:
@@ -145,7 +118,7 @@ class NatsEnd(ObjectsEnd):
                 f"({error})"
             ) from error
 
-    async def follow(self, after: int, take: Take) -> Stop:
+    async def follow(self, after: int, take: base.Take) -> base.Stop:
         chain = Chain(self.signatures, self.subjects.log)
         follower = LogFollower(self.connection, self.subjects, chain, after, take, self._foreign, self._log_lost)
         self._followers.append(follower)
@@ -155,10 +128,10 @@ class NatsEnd(ObjectsEnd):
         while True:
             try:
                 return await self.connection.unless_interrupted(self._entries(last))
-            except Interrupted:
+            except base.Interrupted:
                 await asyncio.sleep(RETRY_SECONDS)
             except NotFoundError as error:
-                raise LogLostError(self.subjects.run) from error
+                raise base.LogLostError(self.subjects.run) from error
 
     async def _entries(self, last: int | None) -> list[bytes]:
         found, chain = list[bytes](), Chain(self.signatures, self.subjects.log)
@@ -177,7 +150,7 @@ class NatsEnd(ObjectsEnd):
         self._note("the log holds messages that are not the coordinator's: they are passed over")
 
     def _log_lost(self, for_good: bool) -> None:
-        lost = LogLostError(self.subjects.run)
+        lost = base.LogLostError(self.subjects.run)
         if for_good:
             self._events.failed(
                 NetworkError(f"{lost}, and nobody has put it there again: start `fedseed serve`, then this again")
@@ -217,7 +190,7 @@ async def settled(connection: Guarded) -> None:
         await connection.flush()
 
 
-class NatsClient(NatsEnd, ClientEnd):
+class NatsClient(NatsEnd, base.ClientEnd):
     """A client's end."""
 
     async def listen(self, take: Callable[[bytes], None]) -> None:
@@ -236,18 +209,21 @@ class NatsClient(NatsEnd, ClientEnd):
         await self._publish(self.subjects.up(client, what), data)
 
     async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
-        return await self._request(self.subjects.up(client, what), data, seconds)
+        subject = self.subjects.up(client, what)
+        headers = self.signatures.headers(subject, data)
+        try:
+            answer = await self.connection.request(subject, data, timeout=seconds, headers=headers)
+        except (nats.errors.Error, TimeoutError, OSError):
+            return None
+        return answer.data if self.signatures.of_coordinator(answer.subject, answer.data, answer.headers) else None
 
 
-class NatsCoordinator(NatsEnd, CoordinatorEnd):
+class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
     """The coordinator's end.
 
-    Args:
+    Args: those of `NatsEnd`, but for connection and owner, and
         lines: three connections to the server: for the log, objects, and what goes to everybody; for what clients send;
             for questions about the status.
-        subjects: the run's names there.
-        signatures: sign what is sent, and check what comes.
-        events: told what happens.
         log: what the server itself refuses is read from here.
     """
 
@@ -255,14 +231,14 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
     silences = 1
 
     def __init__(
-        self, lines: Sequence[Guarded], subjects: Subjects, signatures: Signatures, events: Events,
+        self, lines: Sequence[Guarded], subjects: Subjects, signatures: Signatures, events: base.Events,
         log: ServerLog | None = None,
     ) -> None:  # fmt: skip
         own, self._clients, self._askers = lines
         super().__init__(own, subjects, None, signatures, events)
         self._clients.dropped = self.dropped
         self._log = log
-        self._rejected: Rejected = lambda who, what: None
+        self._rejected: base.Rejected = lambda who, what: None
         self._pulse = Pulse(self._clients)
         self._hearing: Hearing | None = None  # once it listens
         self._questions: Questions | None = None
@@ -276,7 +252,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
     def now(self) -> float:
         return self._pulse.now()
 
-    async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
+    async def listen(self, receive: base.Receive, status: Callable[[], bytes], rejected: base.Rejected) -> None:
         self._rejected, clients, askers, subjects = rejected, self._clients, self._askers, self.subjects
         self._questions = Questions(askers, subjects, status, self._answers(askers))
         answers = self._answers(self.connection)
@@ -336,11 +312,11 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         try:
             await super().put(name, data)
         except NetworkError as error:
-            with suppress(Interrupted):
+            with suppress(base.Interrupted):
                 if isinstance(error.__cause__, (NoStreamResponseError, NotFoundError)) and await is_missing(
                     self.connection, self.subjects.stream
                 ):
-                    raise LogLostError(self.subjects.run) from error
+                    raise base.LogLostError(self.subjects.run) from error
             raise
 
     async def allow(self, owner: str | None, most: int | None) -> None:
@@ -373,7 +349,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         await super().close()
 
 
-class NatsTransport(Transport):
+class NatsTransport(base.Transport):
     """A run on a NATS server.
 
     Args:
@@ -383,11 +359,11 @@ class NatsTransport(Transport):
 
     schemes: ClassVar[Sequence[str]] = ("nats", "tls")
 
-    def __init__(self, access: Access, run: str) -> None:
+    def __init__(self, access: base.Access, run: str) -> None:
         self._access = access
         self._subjects = Subjects(run)
 
-    async def coordinator(self, events: Events = QUIET) -> "NatsCoordinator":
+    async def coordinator(self, events: base.Events = base.QUIET) -> "NatsCoordinator":
         """Returns the coordinator's end. Raises FedseedError also if the server's log can't be read."""
         at, lines, log = self._access, list[Guarded](), None
         if at.server_log is not None:
@@ -401,10 +377,10 @@ class NatsTransport(Transport):
             raise
         return NatsCoordinator(lines, self._subjects, Signatures.read(at.key, coordinating=True), events, log)
 
-    async def client(self, name: str, events: Events = QUIET) -> NatsClient:
+    async def client(self, name: str, events: base.Events = base.QUIET) -> NatsClient:
         connection = await connect(self._access, self._subjects, name, events)
         return NatsClient(connection, self._subjects, name, Signatures.read(self._access.key), events)
 
     async def watcher(self) -> NatsEnd:
         connection = await connect(self._access, self._subjects, "watcher")
-        return NatsEnd(connection, self._subjects, None, Signatures.read(self._access.key), QUIET)
+        return NatsEnd(connection, self._subjects, None, Signatures.read(self._access.key), base.QUIET)

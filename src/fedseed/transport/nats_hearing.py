@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 import nats.errors
@@ -37,21 +37,16 @@ TOO_MANY = "one of too many messages at once: it was not looked at"
 Answer = Callable[[str, bytes], Awaitable[None]]  # subject, data
 
 
+@dataclass
 class Turns(Generic[T]):
-    """Lines of messages that take turns. Without room for one more, the newest of the longest line is dropped.
+    """Lines of messages that take turns. Without room for one more, the newest of the longest line is dropped."""
 
-    Args:
-        most: bytes of all messages that wait, each counted with `EACH` more.
-        dropped: is told which message is dropped.
-    """
-
-    def __init__(self, most: int, dropped: Callable[[T], None]) -> None:
-        self.bytes = 0
-        self._most = most
-        self._dropped = dropped
-        self._lines: dict[Hashable, deque[tuple[T, int]]] = {}  # those with messages; the first has its turn
-        self._sizes: Counter[Hashable] = Counter()  # bytes of each line
-        self._some = asyncio.Event()
+    most: int  # bytes of all messages that wait, each counted with `EACH` more
+    dropped: Callable[[T], None]  # is told which message is dropped
+    bytes: int = 0
+    _lines: dict[Hashable, deque[tuple[T, int]]] = field(default_factory=dict)  # those with messages, in turn
+    _sizes: Counter[Hashable] = field(default_factory=Counter)  # bytes of each line
+    _some: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __len__(self) -> int:
         """Returns how many messages wait."""
@@ -69,14 +64,14 @@ class Turns(Generic[T]):
             size: its bytes.
         """
         size += EACH
-        while self.bytes + size > self._most:
+        while self.bytes + size > self.most:
             longest = whose
-            if self._lines and (self._sizes[whose] + size) * len(self._lines) <= self._most:  # less than its share
+            if self._lines and (self._sizes[whose] + size) * len(self._lines) <= self.most:  # less than its share
                 longest = max(self._lines, key=self._sizes.__getitem__)
             if longest == whose:
-                self._dropped(message)
+                self.dropped(message)
                 return
-            self._dropped(self._take(longest, newest=True))
+            self.dropped(self._take(longest, newest=True))
         self._lines.setdefault(whose, deque()).append((message, size))
         self._sizes[whose] += size
         self.bytes += size
@@ -116,23 +111,14 @@ class _Said(NamedTuple):
 
 @dataclass
 class Hearing(Working):
-    """Takes what clients send. Messages of each key take turns with the others'.
+    """Takes what clients send. Messages of each key take turns with the others'."""
 
-    Args:
-        connection: a connection that is used for nothing else.
-        subjects: the run's subjects.
-        signatures: say whose a message is.
-        receive: gets what is let through.
-        answer: sends an answer.
-        rejected: is told what is not let through.
-    """
-
-    connection: Client
-    subjects: Subjects
-    signatures: Signatures
-    receive: Receive
-    answer: Answer
-    rejected: Rejected
+    connection: Client  # a connection that is used for nothing else
+    subjects: Subjects  # the run's subjects
+    signatures: Signatures  # say whose a message is
+    receive: Receive  # gets what is let through
+    answer: Answer  # sends an answer
+    rejected: Rejected  # is told what is not let through
 
     def __post_init__(self) -> None:
         self._turns = Turns[_Said](PENDING_BYTES, lambda said: self.dropped(said.sender))
@@ -198,18 +184,12 @@ class Questions(Working):
     """Answers questions for the status, at a cost that does not depend on how many there are.
 
     An answer goes to all who may ask, wherever a question wants it, and for a while there is no other.
-
-    Args:
-        connection: a connection that is used for nothing else.
-        subjects: the run's subjects.
-        status: makes an answer.
-        answer: sends an answer.
     """
 
-    connection: Client
-    subjects: Subjects
-    status: Callable[[], bytes]
-    answer: Answer
+    connection: Client  # a connection that is used for nothing else
+    subjects: Subjects  # the run's subjects
+    status: Callable[[], bytes]  # makes an answer
+    answer: Answer  # sends an answer
     _asked: bool = False  # since the newest answer
 
     async def begin(self) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from copy import copy
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import nats.errors
@@ -117,37 +118,32 @@ async def _get(connection: Guarded, stream: str, sequence: int, subject: str) ->
     return Stored(int(message["seq"]), base64.b64decode(message.get("data", "")), headers)
 
 
+@dataclass(eq=False)
 class LogFollower(Working):
     """Hands out a run's log: what stands there, and what the server repeats of all that it stores later.
 
     A repeated message is taken if it is the next. Anything else, silence, or an interruption has the log asked again,
     from the last message on: so it is seen whether a server came back with an older log.
-
-    Args:
-        connection: to NATS.
-        subjects: the run's.
-        chain: tells the coordinator's entries from others'.
-        after: the last entry that is known already: up to there nothing is handed out.
-        take: called with an entry's number and bytes.
-        foreign: told of each message that is not an entry.
-        lost: told when there was a log, and is none any more; and again, with True, when it does not come back.
     """
 
-    def __init__(
-        self, connection: Guarded, subjects: Subjects, chain: Chain, after: int, take: Take,
-        foreign: Callable[[], None], lost: Callable[[bool], None],
-    ) -> None:  # fmt: skip
-        self._connection, self._subjects, self._chain = connection, subjects, chain
-        self._after, self._take, self._foreign, self._lost = after, take, foreign, lost
-        self._first = 0 if chain.checks else after  # after which message to begin: a chain is followed from its start
-        self._last = self._first
-        self._known: Stored | None = None  # the last message, which must still be there
-        self._sure = -1  # after how many interruptions it was seen to follow what was known
-        self._seen = False  # whether there was a log
-        self._missing: float | None = None  # since when there is none
-        self._lost_since: float | None = None  # when it was said to be lost
-        self._subscription: Any = None
-        self._again = asyncio.Event()
+    connection: Guarded
+    subjects: Subjects
+    chain: Chain  # tells the coordinator's entries from others'
+    after: int  # the last entry that is known already: up to there nothing is handed out
+    take: Take  # called with an entry's number and bytes
+    foreign: Callable[[], None]  # told of each message that is not an entry
+    lost: Callable[[bool], None]  # told when there is a log no more; and again, with True, when it does not come back
+    _known: Stored | None = None  # the last message, which must still be there
+    _sure: int = -1  # after how many interruptions it was seen to follow what was known
+    _seen: bool = False  # whether there was a log
+    _missing: float | None = None  # since when there is none
+    _lost_since: float | None = None  # when it was said to be lost
+    _subscription: Any = None
+    _again: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        # after which message to begin: a chain is followed from its start
+        self._first = self._last = 0 if self.chain.checks else self.after
         self.work(self._keep_going())
 
     async def stop(self) -> None:
@@ -163,12 +159,12 @@ class LogFollower(Working):
             self._again.clear()
             try:
                 if self._subscription is None:
-                    self._subscription = await self._connection.subscribe(
-                        self._subjects.entries, cb=self._deliver, pending_bytes_limit=PENDING_BYTES
+                    self._subscription = await self.connection.subscribe(
+                        self.subjects.entries, cb=self._deliver, pending_bytes_limit=PENDING_BYTES
                     )
-                await self._connection.unless_interrupted(self._catch_up())
+                await self.connection.unless_interrupted(self._catch_up())
                 async with asyncio.timeout(SILENCE_SECONDS):
-                    await self._connection.unless_interrupted(self._again.wait())
+                    await self.connection.unless_interrupted(self._again.wait())
             except NotFoundError:
                 self._note_missing()
                 await asyncio.sleep(0.5)
@@ -178,7 +174,7 @@ class LogFollower(Working):
     async def _catch_up(self) -> None:
         """Take all that stands there. Raises as `stored`."""
         known, interruptions = self._known, self._interruptions
-        async with aclosing(stored(self._connection, self._subjects.stream, self._last + (known is None))) as messages:
+        async with aclosing(stored(self.connection, self.subjects.stream, self._last + (known is None))) as messages:
             async for message in messages:
                 if known is not None and not message.same(known):
                     break
@@ -187,7 +183,7 @@ class LogFollower(Working):
                     self._hand_out(message)
                 self._sure = interruptions
         if known is not None:  # it is an older log, or another: it is read again from where it was begun
-            self._last, self._known, self._sure, self._chain.head = self._first, None, -1, b""
+            self._last, self._known, self._sure, self.chain.head = self._first, None, -1, b""
             self._again.set()
             return
         self._sure, self._seen = interruptions, True
@@ -195,7 +191,7 @@ class LogFollower(Working):
 
     @property
     def _interruptions(self) -> int:
-        return self._connection.stats["reconnects"]
+        return self.connection.stats["reconnects"]
 
     async def _deliver(self, message: Msg) -> None:
         """What the server repeats of what it has stored."""
@@ -207,10 +203,10 @@ class LogFollower(Working):
 
     def _hand_out(self, message: Stored) -> None:
         self._last, self._known = message.sequence, message
-        if not self._chain.take(message.data, message.headers):
-            self._foreign()
-        elif message.sequence > self._after:
-            self._take(message.sequence, message.data)
+        if not self.chain.take(message.data, message.headers):
+            self.foreign()
+        elif message.sequence > self.after:
+            self.take(message.sequence, message.data)
 
     def _note_missing(self) -> None:
         now = time.monotonic()
@@ -219,10 +215,10 @@ class LogFollower(Working):
         elif self._seen and now > self._missing + MISSING_SECONDS:
             self._seen = False  # it is said once
             self._lost_since = now
-            self._lost(False)
+            self.lost(False)
         elif self._lost_since is not None and now > self._lost_since + LOST_SECONDS:
             self._lost_since = None
-            self._lost(True)
+            self.lost(True)
 
 
 class NatsLogWriter(LogWriter):

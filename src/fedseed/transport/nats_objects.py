@@ -1,19 +1,16 @@
 """What is too large for a message, in JetStream's object stores: one for each owner, an object in chunks.
 
-An object is written as JetStream's tools read it. It is read without the entry that names its chunks, because others
-can write there (see signatures.py): each chunk says which it is of which attempt to store the object, in a header, and
-is signed with its place. Nothing leads from one object to another.
+Nothing names an object's chunks, because others could write that, too (see signatures.py): each chunk says which it is
+of which attempt to store the object, in a header, and is signed with its place. Nothing leads from one object to
+another.
 """
 
 import asyncio
-import base64
-import datetime
-import hashlib
-import json
 import re
 import secrets
 import time
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 
 import nats.errors
 from nats.js import api
@@ -36,20 +33,17 @@ UNAVAILABLE = 10008  # for now, in a cluster
 NO_ROOM = 10077
 
 
+@dataclass(eq=False)
 class ObjectsEnd(End):
-    """An end as far as it stores and fetches blobs.
+    """An end as far as it stores and fetches blobs."""
 
-    Args:
-        connection: to NATS.
-        subjects: the run's names there.
-        owner: whose blobs are put here; None: the coordinator's.
-        signatures: sign what is sent, and check what comes.
-    """
+    connection: Guarded  # to NATS
+    subjects: Subjects  # the run's names there
+    owner: str | None  # whose blobs are put here; None: the coordinator's
+    signatures: Signatures  # sign what is sent, and check what comes
 
-    def __init__(self, connection: Guarded, subjects: Subjects, owner: str | None, signatures: Signatures) -> None:
-        self.connection, self.subjects, self.signatures = connection, subjects, signatures
-        self._owner = owner
-        self._stream = connection.jetstream(timeout=CHUNK_SECONDS)
+    def __post_init__(self) -> None:
+        self._stream = self.connection.jetstream(timeout=CHUNK_SECONDS)
         self._stored: set[str] = set()  # names of what this process has stored
 
     async def put(self, name: str, data: bytes) -> None:
@@ -59,11 +53,11 @@ class ObjectsEnd(End):
         while True:
             try:
                 try:
-                    await self._put(self._owner, name, data)
+                    await self._put(name, data)
                 except APIError as error:
-                    if error.err_code != NO_ROOM or not await self._make_room(self._owner):
+                    if error.err_code != NO_ROOM or not await self._make_room():
                         raise
-                    await self._put(self._owner, name, data)
+                    await self._put(name, data)
                 return
             except (TimeoutError, nats.errors.Error, OSError) as error:
                 gone = isinstance(error, NoStreamResponseError | NotFoundError | nats.errors.ConnectionClosedError)
@@ -73,16 +67,14 @@ class ObjectsEnd(End):
                     raise NetworkError(f"{what}: {error or type(error).__name__}") from error
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _put(self, owner: str | None, name: str, data: bytes) -> None:
-        bucket, chunks = self.subjects.bucket(owner), self.subjects.chunks(owner, name)
-        await self._stream.purge_stream(f"OBJ_{bucket}", subject=chunks)
-        attempt, digest = secrets.token_hex(8), hashlib.sha256()
+    async def _put(self, name: str, data: bytes) -> None:
+        chunks = self.subjects.chunks(self.owner, name)
+        await self._stream.purge_stream(f"OBJ_{self.subjects.bucket(self.owner)}", subject=chunks)
+        attempt = secrets.token_hex(8)
         sending: list[asyncio.Task[api.PubAck]] = []
-        starts = range(0, max(len(data), 1), CHUNK_BYTES)
         try:
-            for number, start in enumerate(starts):
+            for number, start in enumerate(range(0, max(len(data), 1), CHUNK_BYTES)):
                 chunk = data[start : start + CHUNK_BYTES]
-                digest.update(chunk)
                 place = f"{attempt}.{number}.{len(data)}"
                 signed = self.signatures.headers(chunks, chunk, place.encode()) or {}
                 headers = {PLACE: place, **signed}
@@ -95,20 +87,11 @@ class ObjectsEnd(End):
             for task in sending:
                 task.cancel()
             await asyncio.gather(*sending, return_exceptions=True)
-        about = {
-            "name": name, "bucket": bucket, "nuid": name, "size": len(data), "chunks": len(starts),
-            "mtime": datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z"),
-            "digest": "SHA-256=" + base64.urlsafe_b64encode(digest.digest()).decode(),
-            "options": {"max_chunk_size": CHUNK_BYTES},
-        }  # fmt: skip
-        entry = self.subjects.object_entry(owner, name)
-        await self._stream.publish(entry, json.dumps(about).encode(), headers={"Nats-Rollup": "sub"})
 
-    async def _make_room(self, owner: str | None) -> bool:
-        """Delete what others have written into this store, or an earlier process; whether there was any."""
-        stream = f"OBJ_{self.subjects.bucket(owner)}"
-        place = (self.subjects.chunks, self.subjects.object_entry)
-        mine = {subject(owner, name) for subject in place for name in self._stored}
+    async def _make_room(self) -> bool:
+        """Deletes what others have written into this store, or an earlier process; returns whether there was any."""
+        stream = f"OBJ_{self.subjects.bucket(self.owner)}"
+        mine = {self.subjects.chunks(self.owner, name) for name in self._stored}
         found = (await self._stream.stream_info(stream, subjects_filter=">")).state.subjects or {}
         for subject in found.keys() - mine:
             await self._stream.purge_stream(stream, subject=subject)
@@ -118,7 +101,6 @@ class ObjectsEnd(End):
         stream = f"OBJ_{self.subjects.bucket(owner)}"
         with suppress(nats.errors.Error, TimeoutError):
             await self._stream.purge_stream(stream, subject=self.subjects.chunks(owner, name))
-            await self._stream.purge_stream(stream, subject=self.subjects.object_entry(owner, name))
 
     async def get(self, owner: str | None, name: str, size: int) -> bytes:
         """Fetch a blob; an interruption is waited for."""

@@ -85,16 +85,11 @@ def _digested(subject: str, data: bytes, after: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Signatures:
-    """Signs for one side, and checks the other.
+    """Signs for one side, and checks the other."""
 
-    Args:
-        own: signs; None: nothing is signed.
-        coordinator: whose messages are the coordinator's; None: not known, and not checked.
-        clients: whose are a client's, by name; one may have several keys. None: not known, and not checked.
-    """
-
-    own: SigningKey | None = field(default=None, repr=False)
-    coordinator: VerifyKey | None = None
+    own: SigningKey | None = field(default=None, repr=False)  # signs; None: nothing is signed
+    coordinator: VerifyKey | None = None  # whose messages are the coordinator's; None: not known, and not checked
+    # whose are a client's, by name; one may have several keys. None: not known, and not checked
     clients: Mapping[str, tuple[VerifyKey, ...]] | None = None
 
     @classmethod
@@ -174,28 +169,24 @@ def _fits(key: VerifyKey, subject: str, data: bytes, headers: Headers, after: by
     return True
 
 
+@dataclass
 class Chain:
     """Tells a log's entries from what others have written there.
 
     An entry's signature covers the signature before it. So an entry counts at one place only, and of two coordinators
     that write at once the log's order says which of them goes on.
-
-    Args:
-        signatures: check the coordinator's; where they can't, every entry counts.
-        subject: the log's.
     """
 
-    def __init__(self, signatures: Signatures, subject: str) -> None:
-        self.head = b""  # the signature of the last entry that counts
-        self._others: set[bytes] = set()  # what did not count; it may stand there a thousand times
-        self._after = b""  # after which entry that was
-        self._signatures = signatures
-        self._subject = subject
+    signatures: Signatures  # check the coordinator's; where they can't, every entry counts
+    subject: str  # the log's
+    head: bytes = b""  # the signature of the last entry that counts
+    _others: set[bytes] = field(default_factory=set)  # what did not count; it may stand there a thousand times
+    _after: bytes = b""  # after which entry that was
 
     @property
     def checks(self) -> bool:
         """Returns whether anything is told apart."""
-        return self._signatures.coordinator is not None
+        return self.signatures.coordinator is not None
 
     def take(self, data: bytes, headers: Headers) -> bool:
         """Returns whether this entry counts, after those that counted before."""
@@ -208,7 +199,7 @@ class Chain:
         seen = hashlib.blake2b(data, digest_size=16, key=signature).digest()
         if seen in self._others:
             return False
-        if not self._signatures.of_coordinator(self._subject, data, headers, self.head):
+        if not self.signatures.of_coordinator(self.subject, data, headers, self.head):
             if len(self._others) < MOST_OTHERS:
                 self._others.add(seen)
             return False
@@ -217,5 +208,5 @@ class Chain:
 
     def sign(self, data: bytes) -> tuple[dict[str, str], bytes]:
         """Returns the header of the next entry, if it is signed, and what `head` is once it stands in the log."""
-        headers = self._signatures.headers(self._subject, data, self.head) or {}
+        headers = self.signatures.headers(self.subject, data, self.head) or {}
         return headers, signature_in(headers) or b""

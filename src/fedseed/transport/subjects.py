@@ -9,7 +9,6 @@ fedseed.RUN.in.NAME.>           replies to NAME
 fedseed.RUN.in.watcher.all      the status, for all who ask; fedseed.RUN.in.coordinator.all for another coordinator
 """
 
-import base64
 import hashlib
 import re
 import unicodedata
@@ -95,7 +94,3 @@ class Subjects:
     def chunks(self, owner: str | None, name: str) -> str:
         """Returns the subject of an object's chunks."""
         return f"$O.{self.bucket(owner)}.C.{name}"
-
-    def object_entry(self, owner: str | None, name: str) -> str:
-        """Returns the subject of what JetStream's tools read about an object."""
-        return f"$O.{self.bucket(owner)}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from fedseed.errors import MessageError
-from fedseed.privacy.secure import keys
+from fedseed.privacy.secure import LostError, TooFewError, keys
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.dealing import read_parts
-from fedseed.privacy.secure.errors import LostError, TooFewError
 from fedseed.privacy.secure.messages import Bundle, Terms, framed, numbers, round_ask, share_ask, told
 from fedseed.privacy.secure.messages import Phase as MessagePhase
 from fedseed.privacy.secure.summing import Summing, convicted

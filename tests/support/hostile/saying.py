@@ -7,7 +7,6 @@ Each act draws messages: (kind, bytes). `tests/federation/test_hostile.py` sends
 import base64
 import json
 import struct
-import time
 import zlib
 from dataclasses import replace
 
@@ -55,7 +54,7 @@ class Liar:
         """A hello, attachment, beat or report."""
         return {
             "hello": {"host": self.name, "header": base64.b64encode(self.start).decode(), "names": self.names, "at": 0,
-                      "time": time.time(), "bucket": True},
+                      "bucket": True},
             "attach": {"client": self.name, "host": self.name, "examples": 5},
             "beat": {"at": number, "epoch": self.epoch},
             "report": {"at": number, "epoch": self.epoch, "round": number, "digest": self.rng.randbytes(16).hex(),

@@ -19,9 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedseed.durable import write_whole
 from fedseed.errors import MessageError, StorageError
-from fedseed.privacy.secure import keys
+from fedseed.privacy.secure import OpenedBeforeError, keys
 from fedseed.privacy.secure.dealing import Fault, Part, about, deal, part_bytes, read_parts
-from fedseed.privacy.secure.errors import OpenedBeforeError
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import (
     HASH_BYTES,
@@ -48,62 +47,43 @@ KEPT = 4  # setups that are remembered
 
 @dataclass
 class _Setup:
-    """What a client knows of a setup.
+    """What a client knows of a setup."""
 
-    Args:
-        terms: what was asked for.
-        sealing: the key that shares for it are encrypted for.
-        masks: a seed of 16 bytes for each round, that of its key pair.
-        selves: the same of its own mask.
-        bundles: everybody's public keys.
-        agreed: their digest.
-        dealt: the part of each, and the key that it is sealed with.
-        members: who is masked against; empty until all shares have come.
-        held: of each member and round, the shares of both secrets, one behind the other.
-        masked: for each round that it was asked for, its vector and what became of it.
-        signed: for each of these the survivors that it has signed, and the SHA-256 of the ask that had them.
-        said: asks and answers: an ask that comes again is answered alike.
-    """
-
-    terms: Terms
-    sealing: X25519PrivateKey
-    masks: list[bytes]
-    selves: list[bytes]
-    bundles: dict[int, Bundle] = field(default_factory=dict)
-    agreed: bytes = b""
+    terms: Terms  # what was asked for
+    sealing: X25519PrivateKey  # the key that shares for it are encrypted for
+    masks: list[bytes]  # a seed of 16 bytes for each round, that of its key pair
+    selves: list[bytes]  # the same of its own mask
+    bundles: dict[int, Bundle] = field(default_factory=dict)  # everybody's public keys
+    agreed: bytes = b""  # their digest
+    # the part of each, and the key that it is sealed with
     dealt: dict[int, tuple[X25519PrivateKey, Part]] = field(default_factory=dict)
-    members: tuple[int, ...] = ()
+    members: tuple[int, ...] = ()  # who is masked against; empty until all shares have come
+    # of each member and round, the shares of both secrets, one behind the other
     held: dict[int, list[bytes]] = field(default_factory=dict)
+    # for each round that it was asked for, its vector and what became of it
     masked: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    # for each of these the survivors that it has signed, and the SHA-256 of the ask that had them
     signed: dict[int, tuple[tuple[int, ...], bytes]] = field(default_factory=dict)
+    # asks and answers: an ask that comes again is answered alike
     said: dict[tuple[int, ...], tuple[bytes, bytes]] = field(default_factory=dict)
 
 
+@dataclass
 class SecureClient:
-    """A client.
+    """A client."""
 
-    Args:
-        number: its number.
-        threshold: with fewer than so many clients it opens nothing, whatever it is asked.
-        form: how words are written.
-        identity: signs; None: a new key, which proves nothing but that messages have one author.
-        known: the others' public keys that sign, by number; None: whatever the coordinator says.
-        place: a file for the newest round that it has opened, for when it is started again; None: nothing is kept.
-    """
+    number: int
+    threshold: int  # with fewer than so many clients it opens nothing, whatever it is asked
+    form: FixedPoint  # how words are written
+    # signs; a new key proves nothing but that messages have one author
+    identity: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
+    known: Mapping[int, bytes] | None = None  # the others' public keys that sign; None: whatever the coordinator says
+    place: Path | None = None  # a file for the newest round that it has opened; None: nothing is kept
+    _setups: dict[bytes, _Setup] = field(default_factory=dict)  # the newest last
+    _latest: tuple[int, int] = (0, 0)  # the newest round and attempt that a vector was masked for
 
-    def __init__(
-        self, number: int, threshold: int, form: FixedPoint, identity: Ed25519PrivateKey | None = None,
-        known: Mapping[int, bytes] | None = None, place: Path | None = None,
-    ) -> None:  # fmt: skip
-        self.number = number
-        self.threshold = threshold
-        self.form = form
-        self._identity = identity or Ed25519PrivateKey.generate()
-        self._known = known
-        self._setups: dict[bytes, _Setup] = {}  # the newest last
-        self._place = place
-        self.opened = _read_opened(place)  # the newest round
-        self._latest = (0, 0)  # the newest round and attempt that a vector was masked for
+    def __post_init__(self) -> None:
+        self.opened = _read_opened(self.place)  # the newest round
 
     def answer(self, ask: bytes) -> bytes:
         """What to say to an ask; the same ask is answered alike. Raises MessageError: nothing, and why."""
@@ -128,7 +108,7 @@ class SecureClient:
         agreed = b"" if phase is Phase.KEYS else setup.agreed
         if phase is Phase.OPEN:
             agreed += sha256(setup.said[(Phase.DELIVER,)][0]).digest()
-        answer = said + self._identity.sign(told(agreed, self.number, sha256(ask).digest(), said))
+        answer = said + self.identity.sign(told(agreed, self.number, sha256(ask).digest(), said))
         if phase not in (Phase.REVEAL, Phase.DISOWN):  # these show that others have lied, however often
             setup.said[place] = ask, answer
         return answer
@@ -188,7 +168,7 @@ class SecureClient:
 
     def _keys(self, setup: _Setup, body: bytes) -> bytes:
         bundle = Bundle(
-            keys.identity_bytes(self._identity),
+            keys.identity_bytes(self.identity),
             keys.public(setup.sealing),
             tuple(keys.public(keys.private(seed)) for seed in setup.masks),
             tuple(keys.committed(seed) for seed in setup.selves),
@@ -204,7 +184,7 @@ class SecureClient:
         if len(bundles) < max(terms.threshold, FEWEST) or not bundles.keys() <= set(terms.clients):
             raise MessageError(f"keys of {len(bundles)} clients, or of others: {terms.threshold} are needed")
         for client, bundle in bundles.items():
-            if self._known is not None and self._known.get(client) != bundle.identity:
+            if self.known is not None and self.known.get(client) != bundle.identity:
                 raise MessageError(f"client {client} signs with another key than is known")
             if not bundle_fits(client, bundle, terms):
                 raise MessageError(f"client {client} has not signed its keys")
@@ -299,8 +279,8 @@ class SecureClient:
             raise MessageError(
                 f"round {round}: {len(signed)} have signed these survivors: {setup.terms.threshold} must"
             )
-        if self._place is not None:
-            write_whole(self._place, b"%d" % round)  # before anything is said
+        if self.place is not None:
+            write_whole(self.place, b"%d" % round)  # before anything is said
         self.opened = round
         return b"".join(setup.held[member][2 * at + (member in survivors)] for member in setup.members)
 

@@ -97,19 +97,12 @@ def fits(bundle: Bundle, at: int, own: bool, secret: bytes | None) -> bool:
 
 @dataclass(frozen=True)
 class Fault:
-    """Shows that a dealer has dealt wrongly: shares as it has signed them, which do not give what it had sent.
+    """Shows that a dealer has dealt wrongly: shares as it has signed them, which do not give what it had sent."""
 
-    Args:
-        dealer: who.
-        own: they are of the seed of its own mask, not of that of its key.
-        shares: as many as are needed, by holder.
-        answer: the dealer's answer that had them, with its signature.
-    """
-
-    dealer: int
-    own: bool
-    shares: Mapping[int, bytes]
-    answer: bytes
+    dealer: int  # who
+    own: bool  # they are of the seed of its own mask, not of that of its key
+    shares: Mapping[int, bytes]  # as many as are needed, by holder
+    answer: bytes  # the dealer's answer that had them, with its signature
 
     def encode(self) -> bytes:
         """As it travels."""

@@ -14,17 +14,11 @@ Words = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How numbers are written.
+    """How numbers are written."""
 
-    Args:
-        bits: of a word: 32 or 64.
-        fraction: bits behind the point; 0: whole numbers.
-        clients: how many summands a sum may have without an overflow.
-    """
-
-    bits: int
-    fraction: int
-    clients: int
+    bits: int  # of a word: 32 or 64
+    fraction: int  # bits behind the point; 0: whole numbers
+    clients: int  # how many summands a sum may have without an overflow
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -32,12 +26,8 @@ class FixedPoint:
         return np.dtype(f"<u{self.bits // 8}")
 
     @property
-    def most(self) -> float:
-        """The largest absolute value of one client, weight included: larger ones become this one."""
-        return self._limit / 2.0**self.fraction
-
-    @property
     def _limit(self) -> float:
+        """Returns the largest absolute value of a word of one client, weight included: larger ones become this one."""
         return float(np.nextafter((2.0 ** (self.bits - 1) - 1) / self.clients, 0))
 
     def write(self, values: NDArray[np.floating[Any]], weight: int = 1) -> Words:

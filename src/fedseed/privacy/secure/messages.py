@@ -107,23 +107,14 @@ def pieces(data: bytes, count: int, size: int | None = None) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Terms:
-    """What keys are asked for.
+    """What keys are asked for."""
 
-    Args:
-        setup: names it.
-        round: the first round.
-        attempt: of that round.
-        count: rounds.
-        threshold: how many clients open a sum together.
-        clients: who is asked.
-    """
-
-    setup: bytes
-    round: int
-    attempt: int
-    count: int
-    threshold: int
-    clients: tuple[int, ...]
+    setup: bytes  # names it
+    round: int  # the first round
+    attempt: int  # of that round
+    count: int  # rounds
+    threshold: int  # how many clients open a sum together
+    clients: tuple[int, ...]  # who is asked
 
     def encode(self) -> bytes:
         """The ask."""
@@ -150,21 +141,13 @@ class Terms:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A client's public keys for a setup, signed.
+    """A client's public keys for a setup, signed."""
 
-    Args:
-        identity: the key that it signs with.
-        sealing: the key that shares for it are encrypted for.
-        masks: for each round, the key that masks are agreed on with.
-        commitments: for each round, that of its own mask.
-        signature: of the answer that they came in.
-    """
-
-    identity: bytes
-    sealing: bytes
-    masks: tuple[bytes, ...]
-    commitments: tuple[bytes, ...]
-    signature: bytes = b""
+    identity: bytes  # the key that it signs with
+    sealing: bytes  # the key that shares for it are encrypted for
+    masks: tuple[bytes, ...]  # for each round, the key that masks are agreed on with
+    commitments: tuple[bytes, ...]  # for each round, that of its own mask
+    signature: bytes = b""  # of the answer that they came in
 
     def encode(self) -> bytes:
         """As it travels."""

@@ -1,4 +1,4 @@
-"""What a recipe says about secure sums."""
+"""What a recipe says about secure sums, and which methods and rules go with them."""
 
 from base64 import b64decode, b64encode
 from binascii import Error
@@ -7,6 +7,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
+from fedseed.aggregation import AggregationRule, Mean
+from fedseed.methods import Method
+from fedseed.methods.base import with_remedy
+from fedseed.privacy import settings_of
 from fedseed.privacy.secure.fixed import FixedPoint
 
 FEWEST = 3  # clients: of a sum of two, each knows the other's part
@@ -45,7 +49,6 @@ class SecureSums(BaseModel):
         most_clients: the largest number of clients in a round that whole numbers of 64 bits have room for: what a
             client sends, weight included, is limited to 2^(63 - fraction_bits) / most_clients.
         ahead: for how many rounds keys are agreed on at once, where the same clients take part in them.
-        masks: false: the same whole numbers in the clear, for comparison: steps have the same bits.
         identities: over a network, each client's public key, by name: the line of base64 in the .pub file that
             `fedseed orbit keygen` writes. A client takes no other key for another client's, and `join --identity` says
             where its own private key is. Empty: clients believe the coordinator who the others are.
@@ -57,7 +60,6 @@ class SecureSums(BaseModel):
     fraction_bits: Annotated[int, Field(ge=0, le=48)] = 32
     most_clients: Annotated[PositiveInt, Field(ge=FEWEST, le=MOST_CLIENTS)] = 128
     ahead: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] = 16
-    masks: bool = True
     identities: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("identities")
@@ -121,3 +123,29 @@ class SecureSums(BaseModel):
         if per_round > self.most_clients:
             return f"secure_sums.most_clients = {self.most_clients}: {there}; take {per_round} or more"
         return None
+
+
+def secure_problem(
+    settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None = None
+) -> str | None:
+    """Returns why secure sums can't be had; None: they can.
+
+    Args:
+        settings: the recipe's.
+        method: the method.
+        rule: how vectors of the clients become one.
+        per_round: clients in a round; None: not known yet.
+    """
+    if not getattr(rule, "linear", isinstance(rule, Mean)):
+        return (
+            f'secure_sums: aggregation.name = "{rule.name}" looks at single answers, and nobody sees any; leave one of '
+            "them out"
+        )
+    if (private := settings_of(method)) is not None and private.level == "client":
+        return (
+            'secure_sums: privacy.level = "client": the coordinator would have to bound each answer, and reads none; '
+            'take privacy.level = "example", or leave one of them out'
+        )
+    if (why := method.needs_each) is not None:
+        return f"secure_sums: {method.name}: {with_remedy(why)}"
+    return None if per_round is None else settings.problem(per_round)

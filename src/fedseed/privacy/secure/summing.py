@@ -15,10 +15,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedseed.errors import MessageError
-from fedseed.privacy.secure import keys, shamir
+from fedseed.privacy.secure import LostError, TooFewError, keys, shamir
 from fedseed.privacy.secure.client import pair_use
 from fedseed.privacy.secure.dealing import Fault, Part, about, fits, hashed, part_bytes, read_parts
-from fedseed.privacy.secure.errors import LostError, TooFewError
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import (
     HASH_BYTES,
@@ -48,23 +47,15 @@ Asking = Generator[dict[int, bytes], Heard, T]  # yields asks by client, is sent
 
 @dataclass
 class Setup:
-    """Keys that were agreed on, and what was said on the way there.
+    """Keys that were agreed on, and what was said on the way there."""
 
-    Args:
-        terms: for which rounds.
-        bundles: public keys by client.
-        agreed: the digest of the keys.
-        parts: sealed shares by dealer and holder; the dealers are the members.
-        delivered: the hash of what each member was sent of these.
-        heard: all answers so far.
-    """
-
-    terms: Terms
-    bundles: Mapping[int, Bundle] = field(default_factory=dict)
-    agreed: bytes = b""
+    terms: Terms  # for which rounds
+    bundles: Mapping[int, Bundle] = field(default_factory=dict)  # public keys by client
+    agreed: bytes = b""  # the digest of the keys
+    # sealed shares by dealer and holder; the dealers are the members
     parts: Mapping[int, Mapping[int, Part]] = field(default_factory=dict)
-    delivered: Mapping[int, bytes] = field(default_factory=dict)
-    heard: list[Heard] = field(default_factory=list)
+    delivered: Mapping[int, bytes] = field(default_factory=dict)  # the hash of what each member was sent of these
+    heard: list[Heard] = field(default_factory=list)  # all answers so far
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -74,50 +65,34 @@ class Setup:
 
 @dataclass(frozen=True)
 class Proof:
-    """Why a client is barred, and the answers that show it.
+    """Why a client is barred, and the answers that show it."""
 
-    Args:
-        reason: for a person.
-        terms: of the setup.
-        heard: what was answered, one ask after another.
-        opening: round, attempt and survivors, where a sum was being opened.
-    """
-
-    reason: str
-    terms: Terms
-    heard: tuple[Heard, ...]
+    reason: str  # for a person
+    terms: Terms  # of the setup
+    heard: tuple[Heard, ...]  # what was answered, one ask after another
+    # round, attempt and survivors, where a sum was being opened
     opening: tuple[int, int, tuple[int, ...]] | None = None
 
 
+@dataclass
 class Summing:
-    """A coordinator.
+    """A coordinator."""
 
-    Args:
-        threshold: how many clients open a sum together.
-        form: how words are written.
-        ahead: for how many rounds keys are agreed on at once.
-        known: the public keys that sign for clients, by number; None: whatever they say.
-    """
+    threshold: int  # how many clients open a sum together
+    form: FixedPoint  # how words are written
+    ahead: int = 1  # for how many rounds keys are agreed on at once
+    known: Mapping[int, bytes] | None = None  # the public keys that sign for clients, by number; None: what they say
+    setup: Setup | None = None
+    barred: dict[int, Proof] = field(default_factory=dict)  # clients that have broken the rules: they are asked no more
+    doubted: dict[int, str] = field(default_factory=dict)  # whose answers count for nothing, and why, until cleared
 
-    def __init__(
-        self, threshold: int, form: FixedPoint, ahead: int = 1, known: Mapping[int, bytes] | None = None
-    ) -> None:
-        self.threshold = threshold
-        self.form = form
-        self.ahead = ahead
-        self.known = known
-        self.setup: Setup | None = None
-        self.barred: dict[int, Proof] = {}  # clients that have broken the rules: they are asked no more
-        self.doubted: dict[int, str] = {}  # since somebody has cleared it: whose answers count for nothing, and why
-
-    def prepare(self, round: int, attempt: int, clients: Sequence[int], count: int | None = None) -> Asking[Setup]:
+    def prepare(self, round: int, attempt: int, clients: Sequence[int]) -> Asking[Setup]:
         """Agrees on keys for a round, and those after it, unless that was done before with the same clients.
 
         Args:
             round: the round.
             attempt: how often it was begun before.
             clients: who takes part, in ascending order.
-            count: for how many rounds at the most; None: as many as are agreed on at once.
 
         Returns:
             The setup; its members are those of the clients whose masks and shares there are.
@@ -130,7 +105,7 @@ class Summing:
             return found
         each = MOST_ASKED // max(1, len(clients)) - part_bytes(0) - 4 * keys.KEY_BYTES
         fit = each // (part_bytes(1) - part_bytes(0))
-        ahead = max(1, min(self.ahead, fit, self.ahead if count is None else count))
+        ahead = max(1, min(self.ahead, fit))
         terms = Terms(token_bytes(SETUP_BYTES), round, attempt, ahead, self.threshold, tuple(clients))
         return (yield from _Agreeing(self, Setup(terms)).setup())
 
