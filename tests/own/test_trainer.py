@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
 import fedseed
@@ -41,6 +42,16 @@ def trainer_of(model, tokenizer, rows, folder, held=None, kind=Trainer, **more):
     collator = DataCollatorForSeq2Seq(tokenizer)
     return kind(model=model, args=arguments, train_dataset=rows, eval_dataset=held, data_collator=collator,
                 processing_class=tokenizer, **more)  # fmt: skip
+
+
+def sft_of(model, tokenizer, rows, folder, held=None):
+    """TRL's Trainer, with a data set that is tokenised already."""
+    from trl import SFTConfig, SFTTrainer
+
+    arguments = SFTConfig(output_dir=str(folder), report_to=[], use_cpu=True, disable_tqdm=True)
+    sets = [None if part is None else Dataset.from_list(part) for part in (rows, held)]
+    return SFTTrainer(model=model, args=arguments, train_dataset=sets[0], eval_dataset=sets[1],
+                      processing_class=tokenizer)  # fmt: skip
 
 
 class Own(Trainer):
@@ -89,7 +100,8 @@ def test_three_trainers_end_with_the_digest_of_the_recipe(base, folder, method, 
         model, tokenizer = load_model(base)
         own = Loading(checked, [name], own=OwnData(folder / f"{name}.jsonl"))
         train, held = (tokenised(tokenizer, part) for part in (own.data.clients[0].examples, own.data.evaluation[""]))
-        trainers[name] = trainer_of(model, tokenizer, train, tmp_path / name, held)
+        make = sft_of if name == "east" else trainer_of
+        trainers[name] = make(model, tokenizer, train, tmp_path / name, held)
         fedseed.patch(trainers[name], checked, name, nats=shared_server.url, run=run)
 
     def live(name):
@@ -125,6 +137,7 @@ def test_its_loss_is_that_of_the_same_examples(base, tmp_path):
     rows.append({"input_ids": [5, 6], "labels": [-100, -100]})  # nothing is learnt of it: it is left out
     plain = CausalLM(tokenizer)
     objective, own = (TrainerLoss(trainer_of(model, tokenizer, rows, tmp_path, kind=kind)) for kind in (Trainer, Own))
+    trl = TrainerLoss(sft_of(model, tokenizer, rows, tmp_path))
     expected, made, alone = plain.prepare(examples), objective.prepare(rows), own.prepare(rows)
     assert [objective.weight(item) for item in made] == [plain.weight(item) for item in expected]
     model.eval()
@@ -132,6 +145,7 @@ def test_its_loss_is_that_of_the_same_examples(base, tmp_path):
         losses = plain.losses(model, expected)
         assert torch.equal(objective.losses(model, made), losses)
         torch.testing.assert_close(own.losses(model, alone), losses)
+        assert torch.equal(trl.losses(model, trl.prepare(rows)), losses)
 
 
 def test_a_classifier_and_smoothed_labels_are_the_trainer_s(tmp_path):

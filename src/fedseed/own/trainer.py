@@ -62,8 +62,12 @@ class TrainerLoss(Objective):
         self._collate = trainer.get_train_dataloader().collate_fn
         config = {**trainer.model.config.to_dict(), "architectures": [type(trainer.model).__name__]}
         self._causal = architecture_of(config) == "causal"
+        own = type(trainer).compute_loss
         plain = trainer.compute_loss_func is None and trainer.label_smoother is None
-        self._whole = self._causal and plain and type(trainer).compute_loss is Trainer.compute_loss
+        if own.__module__ == "trl.trainer.sft_trainer":  # TRL's own, which is the model's but for these
+            plain &= trainer.args.loss_type == "nll" and not trainer.aux_loss_enabled
+            own = Trainer.compute_loss
+        self._whole = self._causal and plain and own is Trainer.compute_loss
         self._made = 0
 
     def items(self, example: Any) -> list[Row]:
