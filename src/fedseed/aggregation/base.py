@@ -1,4 +1,4 @@
-"""What an aggregation rule is: settings, and a function from the clients' vectors to one."""
+"""Defines what an aggregation rule is: settings, and a function that makes one vector of the clients'."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,10 +16,10 @@ Part = Sequence[NDArray[np.floating[Any]]]  # the same entries of each client's 
 
 @dataclass(frozen=True)
 class Parts(Iterable[Part]):
-    """Clients' vectors, too long to be held side by side, a part after the other; they can be gone through again.
+    """Hands out long vectors of clients a part at a time, as often as they are gone through.
 
     Args:
-        make: begins anew.
+        make: returns an iterator over the parts, from the first on.
     """
 
     make: Callable[[], Iterator[Part]]
@@ -36,13 +36,13 @@ def padded(part: Part, least: int = 0) -> Part:
 
 @dataclass
 class Past:
-    """What a rule may know besides a round's vectors.
+    """Says what a rule may know besides a round's vectors.
 
     Args:
-        seed: the run's, which with the round decides what a rule draws.
+        seed: the run's seed, which with the round's number decides what a rule draws.
         round: the round's number.
-        outcome: what the last round with an outcome came to, part by part, if the rule remembers it; None: nothing.
-        next: the same of this round, once the rule has combined it.
+        outcome: the outcome of the last round that had one, part by part, if the rule remembers it; else None.
+        next: this round's outcome, which the rule leaves here if it remembers it.
     """
 
     seed: int = 0
@@ -52,19 +52,19 @@ class Past:
 
 
 class AggregationRule(BaseModel, ABC):
-    """Settings of one rule. Subclasses stand in a file each, and their names in a recipe's `[aggregation]`."""
+    """Holds the settings of one rule; a recipe's `[aggregation]` gives its name. Subclasses combine vectors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str
     about: ClassVar[str]  # one line for `fedseed list aggregation`
-    compares: ClassVar[bool] = True  # whether it compares clients' entries: they must mean the same then
-    linear: ClassVar[bool] = False  # whether it is sum_i c_i v_i: whoever knows that sum alone can follow it
+    compares: ClassVar[bool] = True  # whether it compares clients' entries, which must mean the same then
+    linear: ClassVar[bool] = False  # whether it is sum_i c_i v_i, so that this sum alone is enough for it
     remembers: ClassVar[bool] = False  # whether it goes on from the last round's outcome (`Past`)
 
     @property
     def least(self) -> int:
-        """Returns how many clients must answer, so that the rule can do what it promises."""
+        """Returns how many clients must answer for the rule to do what it promises."""
         return 1
 
     def shortage(self, answers: int) -> str | None:
@@ -76,7 +76,7 @@ class AggregationRule(BaseModel, ABC):
 
     @property
     def geometric(self) -> bool:
-        """Returns whether it looks at whole lengths and distances: of weights, then, how far they have moved."""
+        """Returns whether it looks at vectors' lengths and distances; whole weights then count by their moves."""
         return False
 
     @property
@@ -97,10 +97,10 @@ class AggregationRule(BaseModel, ABC):
         """
 
     def combine_parts(self, parts: Iterable[Part], weights: Sequence[float], past: Past) -> Iterator[Vector]:
-        """Yields the same of long vectors, part by part; here each part is combined on its own.
+        """Yields what `combine` returns, part by part, for long vectors; by default each part is combined by itself.
 
         Args:
-            parts: the same entries of each client's vector; gone through as often as need be.
+            parts: the same entries of each client's vector; gone through as often as the rule needs.
             weights: c_i of each client.
             past: what else is known, and where a rule that remembers leaves its outcome.
         """
@@ -109,7 +109,7 @@ class AggregationRule(BaseModel, ABC):
 
 
 def check_vectors(vectors: Part, weights: Sequence[float]) -> None:
-    """Raises ValueError for no vector, vectors of different lengths, or not a weight for each."""
+    """Raises ValueError if there is no vector, if lengths differ, or if there is not one weight for each vector."""
     if not vectors:
         raise ValueError("there is no vector to combine: nobody has answered")
     lengths = sorted({len(vector) for vector in vectors})
@@ -120,7 +120,7 @@ def check_vectors(vectors: Part, weights: Sequence[float]) -> None:
 
 
 def shares(counts: Sequence[int]) -> list[float]:
-    """Returns the weights of clients with these claims; they add up to 1. Where all claims are 0 they are equal."""
+    """Returns weights in proportion to what clients claim, which add up to 1; equal ones where all claims are 0."""
     total = sum(counts)
     return [count / total if total else 1 / len(counts) for count in counts]
 
@@ -128,7 +128,7 @@ def shares(counts: Sequence[int]) -> list[float]:
 def claims(
     weighting: Literal["equal", "examples", "terms"], examples: Sequence[int], terms: Sequence[int]
 ) -> Sequence[int]:
-    """Returns what clients say that their weights are in proportion to; 1 each where they weigh the same.
+    """Returns the numbers that clients' weights are in proportion to, as the clients say them; 1 for equal weights.
 
     Args:
         weighting: "equal", or in proportion to "examples" or to the "terms" of the loss.

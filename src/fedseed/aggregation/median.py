@@ -1,4 +1,4 @@
-"""Medians: of each entry, where few enough liars leave it between honest ones; and of whole vectors."""
+"""Takes medians: of each entry, which lies between honest ones if liars are few enough; and of whole vectors."""
 
 from typing import ClassVar, Literal
 
@@ -9,11 +9,11 @@ from fedseed.aggregation.base import Vector
 from fedseed.aggregation.geometry import Matrix, distances_to
 from fedseed.aggregation.robust import Entrywise, Geometric
 
-_STILL = 1e-12  # coefficients that change by less have arrived
+_STILL = 1e-12  # the iteration ends when no coefficient changes by more
 
 
 class Median(Entrywise):
-    """The plain median of each entry; of an even number of clients, the mean of the middle two.
+    """Takes the plain median of each entry; of an even number of clients, the mean of the middle two.
 
     Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", 2018,
     Definition 1. The clients' weights are left aside on purpose: a client says itself how many examples it has, so with
@@ -28,12 +28,14 @@ class Median(Entrywise):
 
 
 class TrimmedMean(Entrywise):
-    """Yin, Chen, Ramchandran, Bartlett, 2018, Definition 2, with beta = f / n.
+    """Takes the mean of each entry without its f least and f largest values.
 
         (1 / (n - 2 f)) sum of the sorted values f + 1, ..., n - f of each entry
 
+    Yin, Chen, Ramchandran, Bartlett, 2018, Definition 2, with beta = f / n.
+
     Args (besides those of `Robust`):
-        liars: f: so many values of each entry are left out at either end.
+        liars: f, how many values of each entry are left out at either end.
     """
 
     name: Literal["trimmed-mean"] = "trimmed-mean"
@@ -49,15 +51,15 @@ class TrimmedMean(Entrywise):
 
 
 class GeometricMedian(Geometric):
-    """The point with the least sum of distances to all vectors, by the smoothed Weiszfeld algorithm from z = 0 on.
+    """Finds the point with the least sum of distances to all vectors, by the smoothed Weiszfeld algorithm from z = 0.
 
         b_i = 1 / max(nu, |x_i - z|),   z <- sum_i b_i x_i / sum_i b_i
 
     Pillutla, Kakade, Harchaoui: "Robust Aggregation for Federated Learning", 2022, Algorithm 2.
 
     Args (besides those of `Robust`):
-        smoothing: nu: distances below it count as nu, which keeps the weights finite.
-        iterations: at most; it ends before if nothing moves any more.
+        smoothing: nu; smaller distances count as nu, which keeps the weights finite.
+        iterations: how many there are at most; they end earlier once nothing moves any more.
     """
 
     name: Literal["geometric-median"] = "geometric-median"

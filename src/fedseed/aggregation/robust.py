@@ -1,15 +1,15 @@
-"""What robust rules have in common: how many clients may lie, what is done before them, and vectors of any length.
+"""Does what robust rules have in common: says how many clients may lie, does what comes before, takes any length.
 
-All of them count every client the same: what a client says of itself is no weight here.
+All of them count every client the same, since a client itself says how many examples it has.
 
-    G = X X^T                    of the clients' vectors, the rows of X: all lengths and distances follow from it
-    M                            what is done before the rule, as a matrix (`before`): the rule sees M X, and M G M^T
+    G = X X^T                    where the clients' vectors are the rows of X; lengths and distances follow from it
+    M                            the matrix of what is done before the rule (`before`), which sees M X and M G M^T
     outcome = f(M X)             entry by entry ("entrywise" rules), or
     outcome = a^T M X            with coefficients a that follow from M G M^T
 
-So a vector is gone through twice at most, some columns at a time, however long it is: G is n x n. Sums are double
-precision, as BLAS orders them: a coordinator on another machine may come to other last bits. Nobody else computes them:
-what a coordinator sends is what everybody reads.
+As G is n x n, a vector is gone through twice at most, some columns at a time, however long it is. Sums are taken in
+double precision, in BLAS' order, so that a coordinator on another machine may find other last bits. Nobody else
+computes them: everybody reads what the coordinator sends.
 """
 
 from abc import abstractmethod
@@ -37,14 +37,14 @@ Before = Literal["nearest-neighbours", "bucketing", "arc"]
 
 
 class Robust(AggregationRule):
-    """Settings that all robust rules have. Rules are `Entrywise` or `Geometric`.
+    """Holds the settings that all robust rules have. A rule is `Entrywise` or `Geometric`.
 
     Args:
         liars: f, how many clients may lie. A round needs more than twice as many answers, with "bucketing" more still.
         before: what is done to the clients' vectors first, in this order: "nearest-neighbours" (each becomes the mean
             of the n - f nearest to it), "bucketing" (means of a few, drawn by seed and round), "arc" (the longest are
             clipped).
-        bucket: s, how many vectors "bucketing" makes one of.
+        bucket: s, of how many vectors "bucketing" makes one.
     """
 
     liars: NonNegativeInt = 0
@@ -60,12 +60,12 @@ class Robust(AggregationRule):
 
     @property
     def fewest(self) -> int:
-        """Returns how many vectors the rule itself needs: more honest ones than others."""
+        """Returns how many vectors the rule itself needs: more than twice as many as there may be liars."""
         return 2 * self.liars + 1
 
     @property
     def least(self) -> int:
-        """Returns how many answers a round needs: "bucketing" makes n / s of n, and each liar may spoil a bucket."""
+        """Returns how many answers a round needs: "bucketing" leaves n / s vectors, and a liar may spoil a bucket."""
         least = self.fewest
         for step in reversed(self.before):
             least = (least - 1) * self.bucket + 1 if step == "bucketing" else max(least, 2 * self.liars + 1)
@@ -77,13 +77,13 @@ class Robust(AggregationRule):
 
     @abstractmethod
     def _outcome(self, gram: Matrix | None, mixing: Matrix | None, past: bool) -> Callable[[Matrix], Vector]:
-        """Makes the outcome's entries of the same entries of all vectors, (n, m).
+        """Returns a function from some entries of all vectors, (n, m), to those of the outcome.
 
         Args:
-            gram: all products of two vectors, (n, n); with `past` the last round's outcome is the last of them; None:
-                nothing looks at them.
-            mixing: M; None: nothing is done before.
-            past: whether the last outcome is there.
+            gram: all products of two vectors, (n, n); with `past` the last vector is the last round's outcome. None if
+                the rule does not look at them.
+            mixing: M; None if nothing is done before the rule.
+            past: whether the last round's outcome is one of the vectors.
         """
 
     def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:
@@ -92,7 +92,7 @@ class Robust(AggregationRule):
         return outcome
 
     def combine_parts(self, parts: Iterable[Part], weights: Sequence[float], past: Past) -> Iterator[Vector]:
-        """Yields the same of long vectors: once for lengths and distances, once for the outcome."""
+        """Yields the outcome; goes through the vectors once for lengths and distances, and once for the outcome."""
         n, known = len(weights), past.outcome if self.remembers else None
         if problem := self.shortage(n):
             raise ValueError(problem)
@@ -110,7 +110,7 @@ class Robust(AggregationRule):
             yield outcome
 
     def _mixing(self, gram: Matrix | None, n: int, past: Past) -> Matrix | None:
-        """Returns M, (n', n): what is done before the rule, all steps together; None: nothing."""
+        """Returns M, (n', n), the product of all that is done before the rule; None if nothing is done."""
         total: Matrix | None = None
         for step in self.before:
             count = n if total is None else len(total)
@@ -144,11 +144,11 @@ class Geometric(Robust):
 
     @abstractmethod
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        """Returns what the outcome has of each vector.
+        """Returns by how much each vector is multiplied in the outcome.
 
         Args:
-            gram: all products of two vectors, (n, n); with `past` the last round's outcome is the last of them.
-            past: whether it is there.
+            gram: all products of two vectors, (n, n); with `past` the last vector is the last round's outcome.
+            past: whether that is one of the vectors.
         """
 
     def _outcome(self, gram: Matrix | None, mixing: Matrix | None, past: bool) -> Callable[[Matrix], Vector]:
@@ -160,5 +160,5 @@ class Geometric(Robust):
 
 
 def _beside(parts: Iterable[Part], known: Sequence[NDArray[np.floating[Any]]]) -> Iterator[Part]:
-    """Yields each part with the last outcome's, shorter ones filled up with zeros."""
+    """Yields each part with the last outcome beside the vectors, the shorter ones filled up with zeros."""
     yield from (padded((*part, last)) for part, last in zip(parts, known, strict=True))

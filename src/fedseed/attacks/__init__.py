@@ -1,1 +1,1 @@
-"""Byzantine clients, in simulation: what they learn from, and what they send in place of an honest update."""
+"""Simulates Byzantine clients: corrupts what they learn from, or what they send in place of an honest update."""

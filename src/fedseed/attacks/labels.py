@@ -1,7 +1,7 @@
-"""Corrupts the examples of Byzantine clients, in simulation.
+"""Corrupts the examples that simulated Byzantine clients learn from (`kind = "labels"`).
 
-What a client *sends* is corrupted by `Method.corrupt` ("sign", "random", "noise"); what it *learns from* is corrupted
-here ("labels"). Both kinds keep to the protocol: their messages can't be told from honest ones.
+What such clients *send* is corrupted in `fedseed.attacks.updates`. Either way they keep to the protocol: their messages
+can't be told from honest ones.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture
 
 
 def flip_labels(client: ClientData, seed: int, number: int, classes: int = 0) -> ClientData:
-    """Returns the client's examples with each response (or target) taken from another example.
+    """Returns the client's examples, each with the response (or target) of another example.
 
-    A `Choice` or `Cloze` gets the next option as the right one, a `Picture` the next class, because another example's
-    is often the same.
+    In a `Choice` or `Cloze` the next option becomes the right one, in a `Picture` the next class, because another
+    example often has the same one.
 
     Args:
         client: an honest client of `Example`s, `Choice`s, `Cloze`s, `Picture`s or (input, target) pairs.
         seed: the run's seed.
         number: the client's number.
-        classes: how many classes there are, of `Picture`s.
+        classes: how many classes of `Picture`s there are.
     """
     order = permutation(seed, Domain.ATTACK, len(client.examples), number)
     # a cycle through a random order: no example keeps its own response

@@ -1,8 +1,8 @@
-"""Makes what a Byzantine client sends in place of an honest update. By the protocol it can't be told from others.
+"""Makes what a simulated Byzantine client sends in place of an honest update. The protocol can't tell it from others.
 
-What it *learns from* is corrupted in `fedseed.attacks.labels`. Some clients know only their own update; others know all
-updates of their round and agree on a lie. With mu and sigma, the mean and the standard deviation of each entry over the
-n - f honest clients' vectors x_i:
+What a client *learns from* is corrupted in `fedseed.attacks.labels`. Some clients know only their own update; others
+know all updates of their round and agree on a lie. With mu and sigma, the mean and the standard deviation of each entry
+over the n - f honest clients' vectors x_i:
 
     alie           mu - z sigma sign(mu)          small enough to hide among honest ones, each entry against the mean
                    Baruch, Baruch, Goldberg: "A Little Is Enough", NeurIPS 2019, Section 3.2, which takes either end
@@ -10,8 +10,8 @@ n - f honest clients' vectors x_i:
                    Xie, Koyejo, Gupta: "Fall of Empires", UAI 2019
     mimic          x_1                            one honest client counts f + 1 times
                    Karimireddy, He, Jaggi: "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", 2022
-    largest        -s x_i of its own, with s as large as the coordinator's bounds accept
-    claims         -x_i, and it claims to have a thousand times its examples
+    largest        -s x_i, from its own update, with s as large as the coordinator's bounds accept
+    claims         -x_i, and the client claims to have a thousand times as many examples as it has
 
 A payload says which of its numbers a liar may change (`Payload.numbers`, `Payload.vector`).
 """
@@ -38,9 +38,9 @@ SIMULATED: frozenset[AttackKind] = OMNISCIENT | {"largest", "claims"}  # not ove
 SINGLE: frozenset[AttackKind] = frozenset(get_args(AttackKind)) - SIMULATED - {"labels"}
 TUNED: frozenset[AttackKind] = frozenset({"alie", "inner-product", "claims"})  # those that have a strength
 Z = 1.5  # strength of "alie" by default
-CLAIMED = 1000.0  # how many times its examples a client claims to have
+CLAIMED = 1000.0  # by how much a client multiplies its number of examples
 RANDOM_PROJECTION = 100.0  # standard deviation of made-up projections
-RANDOM_TIMES = 10.0  # of made-up coefficients, weights and gradients, as a multiple of honest ones' root mean square
+RANDOM_TIMES = 10.0  # that of made-up coefficients, weights and gradients, in multiples of their root mean square
 
 
 def scalars(
@@ -48,15 +48,15 @@ def scalars(
 ) -> Floats:
     """Returns projections as a Byzantine client sends them.
 
-    "random" and "noise" draw from N(0, deviation^2), by default far above honest projections on language models, as an
-    attacker would do whose amplitude nobody checks. "multiplier" is an honest client's on very uneven data (FeedSign,
-    Appendix H, for Fig. 2).
+    "random" and "noise" draw from N(0, deviation^2), which by default is far above honest projections on language
+    models, as nobody checks an attacker's amplitude. "multiplier" imitates honest clients with very uneven data
+    (FeedSign, Appendix H, for Fig. 2).
 
     Args:
         kind: "sign", "random", "noise" or "multiplier" (`AttackSettings`).
         honest: the projections.
-        drawn: random words, two for each.
-        deviation: the standard deviation of what is made up.
+        drawn: random words, two for each projection.
+        deviation: the standard deviation of made-up numbers.
     """
     if kind == "sign":
         return -honest
@@ -68,7 +68,7 @@ def scalars(
 
 
 def signs(kind: AttackKind, honest: NDArray[np.int8], drawn: NDArray[np.uint32]) -> NDArray[np.int8]:
-    """Returns reversed votes, coin tosses, or signs of multiplied projections: one bit can say no more.
+    """Returns reversed votes, coin tosses, or the signs of multiplied projections, as `scalars` does for projections.
 
     A vote whose projection is multiplied by 1 + N(0, 1) is reversed where that is negative, in 16% of cases.
     """
@@ -86,13 +86,13 @@ def _normal(drawn: NDArray[np.uint32], count: int) -> NDArray[np.float64]:
 
 
 def alone(honest: Any, kind: AttackKind, seed: int, client: int, about: About) -> Any:
-    """Returns what a client sends that knows nothing but its own update.
+    """Returns what a Byzantine client sends that knows nothing but its own update.
 
     Args:
-        honest: its honest update.
-        kind: of `SINGLE`.
-        seed: the run's, which with round and client decides what is drawn.
-        client: its number.
+        honest: the client's honest update.
+        kind: one of `SINGLE`.
+        seed: the run's seed, which with round and client decides what is drawn.
+        client: the client's number.
         about: what the update is read against.
     """
     numbers, unit = honest.numbers(about), about.unit
@@ -143,7 +143,7 @@ def inner_product(honest: Vectors, liars: int, epsilon: float | None) -> Vectors
 
 
 class AttackSettings(BaseModel):
-    """Byzantine clients: what they do and how many there are (the last ones).
+    """Says what Byzantine clients do and how many there are.
 
     Args:
         kind: "sign" reverses what a client sends, "random" replaces it by something unrelated, "noise" adds to it;
@@ -152,7 +152,7 @@ class AttackSettings(BaseModel):
             "alie" (a little against the honest mean, as much as honest clients differ), "inner-product" (a multiple of
             the honest mean, reversed), "mimic" (what one honest client sends), "largest" (reversed, and as large as
             `[bounds]` accept), "claims" (reversed, and a thousand times the examples).
-        clients: how many; the last ones.
+        clients: how many clients are Byzantine: those with the highest numbers.
         strength: how many standard deviations "alie" goes (1.5), how many times the honest mean "inner-product" is (as
             many as reverse the mean of all), how many times its examples "claims" says that it has (1000).
     """
@@ -164,7 +164,7 @@ class AttackSettings(BaseModel):
     strength: PositiveFloat | None = None
 
     @model_validator(mode="after")
-    def _some_have_a_strength(self) -> "AttackSettings":
+    def _only_some_kinds_have_a_strength(self) -> "AttackSettings":
         if self.strength is not None and self.kind not in TUNED:
             raise ValueError(f'strength: kind = "{self.kind}" has none; "alie", "inner-product" and "claims" have')
         return self

@@ -1,4 +1,4 @@
-"""What a method may ask of a client while it trains: `fedseed.training.client.LocalClient` is the real one."""
+"""Says what a method may ask of a client in training; `fedseed.training.client.LocalClient` does it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from fedseed.weights.change import Change, Floats
 
 
 class Client(Protocol):
-    """A client in a round. Whatever happens to the weights is undone afterwards."""
+    """Stands for one client in one round. Whatever happens to the weights is undone when the round is over."""
 
     number: int
     round: int
@@ -53,21 +53,30 @@ class Client(Protocol):
         """Changes the weights, for a local step."""
 
     def skip(self, reason: str) -> None:
-        """Count a local step that was not usable."""
+        """Counts a local step that was not usable, and notes why."""
 
     def autocast(self, dtype: Autocast | None) -> AbstractContextManager[None]:
-        """Makes forward passes inside compute in a 16-bit dtype what they may; None: they do not."""
+        """Lets forward passes inside the block compute in a 16-bit dtype where torch's autocast does; None: not."""
 
     # -- first order ---------------------------------------------------------------------------------------------
 
     def first_order(self, training: LocalTraining) -> None:
-        """Train the weights in place. Raises NonFiniteError if a loss is not finite."""
+        """Trains the weights in place. Raises NonFiniteError if a loss is not finite."""
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
-        """Returns the gradient of one batch's mean loss (None: of all examples) as bytes, and the terms that has."""
+        """Returns the gradient of a batch's mean loss as bytes, and how many terms that loss is the mean of.
+
+        Args:
+            batch: how many examples; None: all that the client has.
+            micro_batch: how many go through the model at a time.
+        """
 
     def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
-        """Train with plain SGD; V^T (w_start - w_end), summed up gradient by gradient. Raises NonFiniteError."""
+        """Trains with plain SGD, and returns V^T (w_start - w_end), summed up gradient by gradient.
+
+        Raises:
+            NonFiniteError: a loss is not finite.
+        """
 
     # -- what training has changed -------------------------------------------------------------------------------
 
@@ -92,4 +101,4 @@ class Client(Protocol):
         """Keeps a vector of length d for later rounds; the same round again keeps another in its place."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Count the time spent inside under this name."""
+        """Counts the time that is spent inside the block under this name."""

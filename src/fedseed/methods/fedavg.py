@@ -6,7 +6,7 @@ Decentralized Data", AISTATS 2017, Algorithm 1:
     w_i     <- local training from w                          ClientUpdate
     w       <- w + eta_g (sum_i c_i w_i - w)                  eta_g = 1: the weighted average
 
-Of an adapter (`fedseed.models.adapters`) in place of the whole model:
+The same with an adapter (`fedseed.models.adapters`) in place of the whole model:
 
 FedIT: Zhang et al., "Towards Building the Federated GPT: Federated Instruction Tuning", ICASSP 2024: LoRA with rank 8
 and alpha 16, Adam. With `training.optimizer = "sgd"` it is FedKSeed's and Ferret's FedIT-SGD.
@@ -31,7 +31,7 @@ from fedseed.training.settings import LocalTraining
 
 
 class Averaged(Dense):
-    """Weights up, their weighted average down: what FedAvg and dense zeroth-order methods share.
+    """Clients send weights and get their weighted average: FedAvg, and zeroth-order methods that send weights.
 
     Args (besides those of `Dense`):
         global_rate: eta_g; 1 with server = "average" is plain averaging.

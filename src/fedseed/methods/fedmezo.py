@@ -87,10 +87,10 @@ class Traces(Payload):
 
 @dataclass(frozen=True)
 class FedMeZOState(DenseState):
-    """How many rounds are done, and what they have shown of clients. Where weights travel only the coordinator knows.
+    """Counts the rounds, and remembers what they have shown of clients; with tensors, the coordinator alone knows it.
 
     Args:
-        done: rounds.
+        done: how many rounds are done.
         signals: (client, signal), shape (k, 2): at most ROUNDS of each client, its newest last.
     """
 
@@ -192,7 +192,7 @@ class FedMeZO(Averaged, Population):
         return Weights(client.weights(), loss=loss) if tensors else Trace(scalars.reshape(-1), loss=loss)
 
     def seed_of(self, state: FedMeZOState, number: int, client: int) -> int:
-        """Returns what names the directions of a client in a round."""
+        """Returns the seed of a client's directions in a round."""
         return state.round_seed(number) if self.seeds == "shared" else state.client_seed(number, client)
 
     def aggregate(self, state: FedMeZOState, answers: Answers) -> Any:
@@ -243,7 +243,7 @@ class FedMeZO(Averaged, Population):
         return state.after(dict(zip((client for client, _, _ in answers), far, strict=True)))
 
     def unit(self, state: FedMeZOState) -> float:
-        """Returns the rate of pairs, over n; clients' own rates are near it."""
+        """Returns the round's rate over n, by which estimates are multiplied before they travel as pairs."""
         return self.learning_rate * self.factor(state.done + 1) / self.population
 
     # -- what it declares ------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""What becomes of a gradient: momentum and Adam, once, for every method."""
+"""Turns gradients into steps (momentum, Adam, HiSo), and lets learning rates change by schedules."""

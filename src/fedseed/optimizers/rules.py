@@ -1,4 +1,4 @@
-"""Says what becomes of a gradient: `Rule` as data; `Moments` carries it out on NumPy's arrays and torch's tensors.
+"""Turns gradients into steps: a `Rule` is data, and `Moments` carries it out on NumPy's arrays or torch's tensors.
 
 It replaces `torch.optim`, whose implementations differ between devices in the last bits: this module uses single
 operations only, each rounded exactly (add, multiply, divide, square root), so that a replay gives the same bits
@@ -8,8 +8,8 @@ gradient's precision.
 torch's own square root is not one of these: on a CPU it may come from MKL's vector library, which rounds about one
 number in 150 the other way, and not the same ones on processors of different makers.
 
-`Squares` holds averages of squares that are a number each, not one for every parameter. Their sums are exact before
-they are rounded (`math.fsum`), and single operations follow here, too, whatever a machine's BLAS does.
+`Squares` holds averages of a few squares, in place of one for every parameter. Their sums are exact before they are
+rounded (`math.fsum`), and single operations follow, so that no machine's BLAS makes a difference.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Floats = NDArray[np.floating[Any]]
 
 
 def power(base: float, exponent: int) -> float:
-    """Returns base^exponent by squaring: products are rounded alike everywhere, the C library's powers need not be."""
+    """Returns base^exponent by squaring: products are rounded alike everywhere, the C library's powers are not."""
     result = 1.0
     while exponent:
         if exponent & 1:
@@ -40,7 +40,7 @@ def total(values: Floats) -> float:
 
 
 def square(values: Floats) -> float:
-    """Returns |values|^2 of single-precision numbers, rounded once: their squares are exact in double precision."""
+    """Returns |values|^2 of single-precision numbers, whose squares are exact in double precision, rounded once."""
     return fsum(value * value for value in values.tolist())
 
 
@@ -54,7 +54,7 @@ def deviation(values: Floats) -> float:
 
 @dataclass(frozen=True)
 class Squares:
-    """Sums or averages of squares after a number of steps.
+    """Holds sums or averages of squares after a number of steps.
 
     sum        v <- v + x                            Adagrad's
     average    v <- beta v + (1 - beta) x            RMSProp's and Adam's; over 1 - beta^t when it is used
@@ -68,7 +68,7 @@ class Squares:
     steps: int = 0
 
     def take(self, squares: Sequence[float], beta: float | None) -> "Squares":
-        """Returns them with the squares of one more step.
+        """Returns the sums or averages with the squares of one more step.
 
         Args:
             squares: x of each.
@@ -86,7 +86,7 @@ class Squares:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: how a gradient g becomes a step.
+    """Says how a gradient g becomes a step.
 
     momentum   m <- beta1 m + g;                    change = -rate m       (torch.optim.SGD's; FedAvgM's)
     nesterov   m <- beta1 m + g;                    change = -rate (g + beta1 m)    (torch.optim.SGD's)
@@ -124,13 +124,13 @@ class Rule:
 
 
 class Moments:
-    """The running averages of a run; a function of its gradients, so replaying them restores it.
+    """Keeps a run's running averages. They follow from its gradients, so that a replay restores them.
 
     Args:
-        rule: what becomes of a gradient.
-        first: the average gradient, float32, shape (d,): an array or a tensor, changed in place; for "hiso" empty.
+        rule: how a gradient becomes a step.
+        first: the average gradient, float32, shape (d,): an array or a tensor, changed in place; empty for "hiso".
         second: the average squared gradient, for Adam and "hiso" (ones at first); otherwise empty.
-        steps: how many gradients there were.
+        steps: how many gradients there have been.
     """
 
     def __init__(self, rule: Rule, first: Any, second: Any, steps: int = 0) -> None:
@@ -140,7 +140,7 @@ class Moments:
         self.steps = steps
 
     def change(self, gradient: Any, start: int) -> Any:
-        """Returns the change of the weights start, start + 1, ... that this gradient makes in step `steps` (from 1).
+        """Returns by how much this gradient, of step `steps` (from 1), changes the weights start, start + 1, ...
 
         Args:
             gradient: 1-D; float32 or float64.
@@ -168,11 +168,11 @@ class Moments:
             self.second[here] = _as(self.second[here], gradient.dtype) * rule.beta2 + square
 
     def divisor(self, here: slice, dtype: Any) -> Any:
-        """Returns sqrt(h) + eps of some weights, by which "hiso" divides their entries of directions."""
+        """Returns sqrt(h) + eps, by which "hiso" divides some weights' entries of directions."""
         return _square_root(_as(self.second[here], dtype)) + self.rule.eps
 
     def descent(self, here: slice, dtype: Any) -> Any:
-        """Returns the change of some weights that the averages alone ask for; "nesterov" needs the gradient, too."""
+        """Returns by how much the averages change some weights; "nesterov" needs the gradient, too."""
         rule = self.rule
         m = _as(self.first[here], dtype)
         if rule.kind == "momentum":
@@ -183,13 +183,13 @@ class Moments:
         return (m * -rule.rate) / (_square_root(v) + rule.eps)
 
     def _bias(self, beta: float, like: Any) -> Any:
-        """Returns 1 - beta^steps, as a tensor where tensors are divided: a GPU would multiply by a number's inverse."""
+        """Returns 1 - beta^steps, to divide tensors as a tensor: by a number a GPU would multiply with its inverse."""
         value = 1 - power(beta, self.steps)
         return np.float32(value) if isinstance(like, np.ndarray) else like.new_tensor(value)
 
 
 def _as(values: Any, dtype: Any) -> Any:
-    """Returns averages in the precision that sums are taken in."""
+    """Returns averages in the precision in which sums are taken."""
     return values.astype(dtype) if isinstance(values, np.ndarray) else values.to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: what a rate is multiplied by in each round, a function of the round's number alone.
+"""Computes the factor that a schedule multiplies a learning rate by; it depends on the round's number alone.
 
     warm-up    round / (W + 1)                       rounds 1 to W
     constant   1                                     from round W + 1 on, as are the other two
@@ -8,9 +8,9 @@
 From round W + 1 on these are the factors of transformers' schedules of the same names, at step `round - 1` of N; in the
 warm-up a first step with a rate of 0 is left out. After round N the factor stays at `final`.
 
-Nothing is remembered from round to round, so a run that stops and goes on, a replay, a site that joins late and the
-coordinator all find the same factor; and the same bits of it on every machine: only sums, products and quotients are
-taken, which are rounded alike everywhere, and no cosine of the C library.
+As nothing is remembered from round to round, a run that stops and goes on, a replay, a site that joins late and the
+coordinator all find the same factor. They find the same bits of it on every machine, too: it is made of sums, products
+and quotients, which are rounded alike everywhere, without the C library's cosine.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -21,7 +21,7 @@ HALF_PI = 1.5707963267948966
 
 
 class Schedule(BaseModel):
-    """How a learning rate changes from round to round. In a recipe, a name alone will do: `schedule = "cosine"`.
+    """Says how a learning rate changes from round to round. In a recipe a name is enough: `schedule = "cosine"`.
 
     Args:
         kind: "constant", "linear" or "cosine".

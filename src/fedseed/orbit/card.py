@@ -16,17 +16,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from fedseed.orbit.header import Header
 from fedseed.text import clean
 
-# how the names of transformers' classes end, and what loads such classes
+# how the names of transformers' classes end, and which class of transformers loads them
 AUTO = {
     "ForMaskedLM": "AutoModelForMaskedLM",
     "ForImageClassification": "AutoModelForImageClassification",
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
 }
-# the model; an adapter for the base; the base with an adapter added in
+# what a folder holds: the whole model, an adapter for the base, or the base with an adapter added to its weights
 Form = Literal["whole", "adapter", "merged"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
-_MARKUP = re.compile(r"[\\`*\[\]<>#&~]|(?<![^\W_])_|_(?![^\W_])")  # but for | (a table's), and _ inside a word
+_MARKUP = re.compile(r"[\\`*\[\]<>#&~]|(?<![^\W_])_|_(?![^\W_])")  # all of Markdown's, but | and _ inside a word
 _EXACT = "The weights are those of the federated run, bit for bit; the digest says so."
 ABOUT: dict[Form, str] = {
     "whole": _EXACT,
@@ -37,16 +37,16 @@ ABOUT: dict[Form, str] = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What came of a run, for a model card.
+    """Says what came of a run, for a model card.
 
     Args:
-        steps: rounds (of a step-by-step method: optimiser steps) that the weights have seen.
+        steps: how many rounds (of a step-by-step method: optimiser steps) the weights have seen.
         digest: hex digest of the trained weights.
         of: how many steps the run has; None: as many as `steps`.
-        orbit_name: the orbit's file name; "": the run has none.
-        orbit_bytes: the orbit's size; None: the run has none.
-        clients: data holders; None: not known here.
-        baseline: the base's metrics, by name; none: not known here.
+        orbit_name: the orbit's file name; "" if the run has no orbit.
+        orbit_bytes: the orbit's size; None if the run has no orbit.
+        clients: how many data holders there are; None if that is not known.
+        baseline: the base's metrics, by name; empty if they are not known.
         final: the tuned model's metrics, by name.
     """
 
@@ -64,13 +64,13 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     """Returns README.md of a tuned model.
 
     Args:
-        header: what the run is.
-        facts: what came of it.
+        header: the run's header.
+        facts: what came of the run.
         form: what the folder holds.
-        kind: the name of the model's class, which says how it is loaded.
+        kind: the name of the model's class, by which it is loaded.
     """
     base = header.base
-    if base.startswith((".", "/", "~")) or base.count("/") > 1:  # a folder: a card names no machine's paths
+    if base.startswith((".", "/", "~")) or base.count("/") > 1:  # it is a folder, and a card names no machine's paths
         base = base.rstrip("/").rsplit("/", 1)[-1]
     total = facts.steps if facts.of is None else facts.of
     names = [name for name in facts.final if name in facts.baseline or not facts.baseline]
@@ -79,7 +79,7 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     if form == "adapter":
         from fedseed.models.loading import PACKAGED  # this imports torch, which whoever has a tuned model has
 
-        packaged = base in PACKAGED  # which transformers does not know
+        packaged = base in PACKAGED  # transformers does not know these bases
     upto = "" if total == facts.steps else f" --upto {facts.steps}"
     made = Environment(loader=PackageLoader("fedseed.orbit"), trim_blocks=True, undefined=StrictUndefined)
     made.filters.update(
@@ -105,7 +105,7 @@ def _word(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Returns a text that shows as it is, between as many backticks as that needs."""
+    """Returns a text as a code span that shows it as it is, between as many backticks as that takes."""
     line = clean(" ".join(text.split()))
     fence = "`"
     while fence in line:
@@ -115,5 +115,5 @@ def _code(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Returns a text that shows as it is, outside of a code span: nothing of it is markup."""
+    """Returns a text with its markup escaped, so that it shows as it is outside of a code span."""
     return _MARKUP.sub(r"\\\g<0>", clean(" ".join(text.split())))

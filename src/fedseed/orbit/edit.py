@@ -1,4 +1,4 @@
-"""Makes new orbits from old ones, and says what tells two apart. The file that one starts from is never changed."""
+"""Makes new orbits of old ones, and compares two. The old file is never changed."""
 
 from dataclasses import replace
 from itertools import zip_longest
@@ -10,14 +10,14 @@ from fedseed.orbit.record import NO_DIGEST, packed
 
 
 def rollback(path: Path, to: int, out: Path) -> Orbit:
-    """Writes the orbit's steps up to number `to` into a new file; what comes after may be damaged.
+    """Writes the orbit's steps up to number `to` into a new file, even if later ones are damaged.
 
-    The new orbit is not complete: a run may go on from it.
+    The new orbit is not complete, so a run may go on from it.
 
     Args:
         path: the orbit.
         to: number of the last step to keep.
-        out: the new file; must not exist.
+        out: the new file, which must not exist.
 
     Returns:
         The new orbit.
@@ -39,13 +39,13 @@ def compact(path: Path, out: Path) -> Orbit:
 
     Args:
         path: the orbit.
-        out: the new file; must not exist.
+        out: the new file, which must not exist.
 
     Returns:
-        The new orbit: it replays to the last step only.
+        The new orbit, which replays to its last step only.
 
     Raises:
-        OrbitError: this method needs all its steps, the orbit has none, or `out` exists.
+        OrbitError: the method needs all its steps, the orbit has none, or `out` exists.
     """
     _must_not_exist(out)
     orbit = Orbit.open(path)

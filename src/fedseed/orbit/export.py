@@ -1,6 +1,6 @@
-"""A tuned model as a folder that `transformers` (or `peft`) loads: weights, configuration, tokenizer, model card.
+"""Writes a tuned model as a folder that `transformers` (or `peft`) loads, with a tokenizer and a model card.
 
-The one writer for all who have a tuned model in their hands: replay, export of a run, a client whose run is over.
+`fedseed export`, and a client whose run is over, write by this.
 """
 
 import shutil
@@ -13,7 +13,8 @@ from fedseed.models import adapters
 from fedseed.orbit.card import Facts, Form, card
 from fedseed.orbit.header import Header
 
-HOLDS = ("config.json", "adapter_config.json")  # what a folder with a model has
+HOLDS = ("config.json", "adapter_config.json")  # a folder with a model has one of these
+# texts that two tokenizers are compared by
 PROBES = ("a", "Say north 3.", "  Two blanks,\n\na tab\tand 12,345: caf\u00e9 \u4f60\u597d \U0001f426", "Yes </s>")
 
 
@@ -30,14 +31,14 @@ def check_free(folder: Path) -> None:
 
 
 def check_tokens(folder: Path, tokenizer: Any) -> None:
-    """Checks that a tokenizer, as it was written, makes the tokens and chats of the one that was trained with.
+    """Checks that a written tokenizer makes the same tokens and chats as the one of the training.
 
     Args:
-        folder: where it was written.
-        tokenizer: it; an image processor is not looked at.
+        folder: where the tokenizer was written.
+        tokenizer: the training's; an image processor is not checked.
 
     Raises:
-        FedseedError: it does not.
+        FedseedError: they make other tokens of a text, or have other chat templates.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -64,13 +65,13 @@ def export_model(folder: Path, model: Any, processor: Any, header: Header, facts
         folder: made if missing; must not hold a model.
         model: the tuned `transformers` model; for an adapter the `peft` model around the base. `merge` changes it.
         processor: its tokenizer or image processor; None: none is written.
-        header: what the run is.
-        facts: what came of it, for the card.
+        header: the run's header.
+        facts: what came of the run, for the card.
         merge: add an adapter's changes to the base's weights and write the whole model.
 
     Raises:
-        FedseedError: the folder holds a model; nothing is left half-written. Or `merge` without a LoRA adapter. Or the
-            tokenizer does not come out as it was.
+        FedseedError: the folder holds a model already, `merge` is asked for without a LoRA adapter, the tokenizer would
+            be another one, or a file can't be written. Nothing is left half-written.
     """
     check_free(folder)
     form: Form = "adapter" if adapters.is_installed(model) else "whole"

@@ -1,4 +1,4 @@
-"""Bases: the rules that make directions from a seed."""
+"""Makes directions from a seed, by the rule that a basis names."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -18,7 +18,7 @@ BASES = {
     "hadamard": "rows of a Hadamard matrix under random signs: all directions together cost as much as one",
     "lowrank": "outer products of signs on each matrix: a pass over a batch can look along many directions",
 }
-FLAT = ("normal", "truncated_normal", "rademacher", "hadamard")  # those that do not depend on tensors' shapes
+FLAT = ("normal", "truncated_normal", "rademacher", "hadamard")  # bases that do not depend on tensors' shapes
 MAX_SIZE = 1 << 20
 MAX_DIRECTIONS = 1 << 32
 MAX_RANK = 64
@@ -26,21 +26,21 @@ MAX_RANK = 64
 
 @dataclass(frozen=True)
 class Basis:
-    """A family of pseudo-random directions; a direction is named by the seed and its index, and never stored.
+    """Names a family of pseudo-random directions. A direction is made of the seed and its index, and never stored.
 
     An entry depends only on (seed, direction index, element index): not on tensors, tiling, device, threads or dtype.
-    Those of "lowrank" depend on the tensors' shapes, too.
+    With "lowrank" it depends on the tensors' shapes, too.
 
     Args:
         name: "normal", "truncated_normal", "rademacher", "hadamard" or "lowrank".
         seed: 64-bit seed.
         size: for "hadamard", how many directions there are; it fixes B, the smallest power of two >= size. Index k
             means row k mod B of the basis with number k div B, which has signs of its own. Other bases ignore it.
-        rank: for "lowrank", r: a direction is sum_j u_j w_j^T / sqrt(r) over j < r on each matrix, with u_j and w_j of
-            random signs; on tensors of one dimension as "rademacher". Other bases ignore it.
+        rank: for "lowrank", r: on each matrix a direction is sum_j u_j w_j^T / sqrt(r) over j < r, where u_j and w_j
+            are random signs; on tensors of one dimension it is one of "rademacher". Other bases ignore it.
 
     Raises:
-        ValueError: unknown name, or seed, size or rank out of range.
+        ValueError: the name is unknown, or the seed, size or rank is out of range.
     """
 
     name: str
@@ -86,10 +86,10 @@ class Basis:
     def kurtosis(self, length: int) -> float:
         """Returns kappa, the fourth moment of an entry over its squared variance.
 
-        For "lowrank", on matrices, 3 - 2/r: an entry is a sum of r signs over sqrt(r). Its entries are independent in
-        pairs only, yet E (v.x)^2 |v|^2 = (d + kappa - 1) |x|^2 as if all were, and that is what the expected cosine
-        needs: the pairs (p, q) of outer products in |v|^2 meet those in (v.x)^2 only where both rows and both columns
-        are the same. (E (v.x)^4 is larger: up to 9 |x|^4 for an x of rank one, where it is 3 |x|^4 otherwise.)
+        For "lowrank", on matrices, it is 3 - 2/r, as an entry is a sum of r signs over sqrt(r). Such entries are
+        independent in pairs only, yet E (v.x)^2 |v|^2 = (d + kappa - 1) |x|^2 as if all were, which is what the
+        expected cosine needs: the pairs (p, q) of outer products in |v|^2 meet those in (v.x)^2 only where both rows
+        and both columns are the same. (E (v.x)^4 is larger: up to 9 |x|^4 for an x of rank one, in place of 3 |x|^4.)
         """
         if self.name == "truncated_normal":
             return truncation.kurtosis(length)
@@ -124,7 +124,7 @@ class Basis:
             k: direction index, from 0 to 2**32 - 1.
             start: index of the first element in the parameter vector.
             stop: one past the last.
-            length: size of the block the elements belong to; "truncated_normal" needs it.
+            length: size of the block that the elements belong to; "truncated_normal" needs it.
             matrices: where the vector's matrices lie; "lowrank" needs it.
 
         Returns:

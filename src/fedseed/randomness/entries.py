@@ -1,15 +1,16 @@
-"""Constants that turn random words into entries of directions: part of stream version 1.
+"""Holds the constants that turn random words into entries of directions; they belong to stream version 1.
 
-`normal` and `truncated_normal` are made from integer bits with polynomials in single precision. Every operation
-is one IEEE 754 rounds exactly (+, *, sqrt, int-to-float), done separately (no fused multiply-add), so that all
-implementations agree to the last bit. Libm's log, sin and cos are not exactly rounded and differ between machines.
+`normal` and `truncated_normal` are made of integer bits by polynomials in single precision. Every operation is one
+that IEEE 754 rounds exactly (+, *, sqrt, int-to-float), and is done by itself (no fused multiply-add), so that all
+implementations agree to the last bit. Libm's log, sin and cos are not rounded exactly and differ between machines.
 
-Polynomials are minimax fits (Lawson iterations), coefficients rounded to single precision, lowest power first.
+The polynomials are minimax fits (Lawson iterations); their coefficients are rounded to single precision, and stand in
+the order of the powers.
 """
 
 import numpy as np
 
-# entries made by one Philox call
+# how many entries one Philox call makes
 ENTRIES_PER_BLOCK = {"normal": 4, "truncated_normal": 4, "rademacher": 128, "hadamard": 128}
 
 F = np.float32
@@ -17,7 +18,7 @@ F = np.float32
 # ln(1 + s) = s - s^2/2 + s^3 P(s) for 1 + s in [sqrt(1/2), sqrt 2); relative error 6e-7
 LOG = (F(0.33331793546676636), F(-0.24987801909446716), F(0.19985927641391754),
        F(-0.1710715889930725), F(0.15623775124549866), F(-0.09918680042028427))  # fmt: skip
-SQRT_HALF_BITS = 0x3F3504F3  # sqrt(1/2) as float32 bits: where a mantissa starts
+SQRT_HALF_BITS = 0x3F3504F3  # the bits of sqrt(1/2) in float32: mantissas lie from there to sqrt(2)
 TWO_LN_2 = F(1.3862943611198906)
 
 # sin(pi x / 2) = x P(x^2), cos(pi x / 2) = P(x^2) for |x| <= 1/2; absolute errors 5e-9 and 3e-8
@@ -31,11 +32,11 @@ PROBIT = (F(1.2533143758773804), F(0.3280720114707947), F(0.18182341754436493), 
 TWO_POW_MINUS_30 = F(2.0**-30)
 TWO_POW_MINUS_31 = F(2.0**-31)
 
-# Fixed order of the sums in `project`, so that every implementation that follows it gives the same bits:
-# a chunk's products are added into LANES single-precision sums (element index modulo LANES), the lanes into a
-# double-precision sum, and the chunks' sums one after the other in double precision within a span;
-# the spans' sums likewise. Chunks and spans start at multiples of their size in the global element index.
-# `hadamard` has a single-precision sum per span and column instead (the reference says more).
+# The order of the sums in `project` is fixed, so that every implementation gives the same bits: a chunk's products are
+# added to LANES single-precision sums (by element index modulo LANES), the lanes to a double-precision sum, and the
+# chunks' sums one after the other, in double precision, within a span; the spans' sums likewise. Chunks and spans begin
+# at multiples of their size in the global element index. `hadamard` has a single-precision sum for each span and column
+# instead (the reference says more).
 LANES = 32
 CHUNK = 4096
 SPAN = 1 << 20

@@ -1,4 +1,4 @@
-"""The digests of `weights.digest`, of weights that are bytes: for a coordinator, which has no torch."""
+"""Makes the digests that `weights.digest` describes, of weights given as bytes: a coordinator has no torch."""
 
 import hashlib
 import json
@@ -10,12 +10,17 @@ LEAF_BYTES = 1 << 20
 
 
 def leaf_hash(leaf: bytes | memoryview) -> bytes:
-    """The hash of a leaf of "blake2b-tree"."""
+    """Returns the hash of a leaf of "blake2b-tree", 32 bytes."""
     return hashlib.blake2b(leaf, digest_size=32, person=b"fedseed leaf").digest()
 
 
 def digest_of(tensors: Iterable[tuple[str, str, Sequence[int], Iterable[bytes | memoryview]]], kind: DigestKind) -> str:
-    """The hex digest of (name, dtype, shape, bytes) of each tensor; for "blake2b-tree", its leaves' hashes as bytes."""
+    """Returns the hex digest of tensors.
+
+    Args:
+        tensors: name, dtype, shape and bytes of each, the bytes in parts; for "blake2b-tree" the hashes of its leaves.
+        kind: how they are hashed.
+    """
     tree = kind == "blake2b-tree"
     digest = hashlib.blake2b(digest_size=16, person=b"fedseed tree" if tree else b"")
     for name, dtype, shape, parts in tensors:
@@ -31,7 +36,7 @@ def dense_digest(layout: Layout, data: bytes, kind: DigestKind) -> str:
 
     Args:
         layout: the tensors.
-        data: their bytes, one after the other.
+        data: the bytes of all tensors, one after the other.
         kind: how they are hashed.
     """
 

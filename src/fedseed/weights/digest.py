@@ -1,6 +1,6 @@
-"""Digests of weights: whether two machines hold the same bits.
+"""Hashes weights, so that two machines can tell whether they hold the same bits.
 
-There are two kinds; an orbit's header says which its digests are.
+There are two kinds of digests; an orbit's header says which kind its own are.
 
     blake2b        one BLAKE2b over everything, tensor after tensor: one thread, about 1 GB a second
     blake2b-tree   a tensor's bytes are cut into leaves of 1 MiB (its last one may be shorter), each hashed by itself,
@@ -11,7 +11,7 @@ There are two kinds; an orbit's header says which its digests are.
     digest  = BLAKE2b(for each tensor: ["name","dtype",[sides]] as JSON in ASCII without blanks | newline | its leaves,
                       16 bytes, person = "fedseed tree")
 
-What lies on a GPU is copied to host memory piece by piece: no whole tensor is there twice.
+Tensors on a GPU are copied to host memory piece by piece, so that no whole tensor is there twice.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,29 +23,29 @@ import torch
 from fedseed.weights.dense_digest import LEAF_BYTES, digest_of, leaf_hash
 from fedseed.weights.layout import DigestKind
 
-PIECE_BYTES = 8 * LEAF_BYTES  # what a thread takes at a time, and what is copied from a GPU at once
+PIECE_BYTES = 8 * LEAF_BYTES  # how much a thread hashes, and how much is copied from a GPU, at a time
 
 Named = Sequence[tuple[str, torch.Tensor]]
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """A dtype as layouts and headers name it: float32, bfloat16, float16."""
+    """Returns a tensor's dtype as layouts and headers name it: float32, bfloat16, float16."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The tensor's elements in order, as bytes (little-endian), on the CPU."""
+    """Returns a tensor's elements in order, as bytes (little-endian) on the CPU."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def hash_tensors(named: Named, kind: DigestKind = "blake2b", threads: int | None = None) -> str:
-    """Hex digest (128 bit) of tensors: names, dtypes, shapes and bytes.
+    """Returns the hex digest (128 bits) of tensors' names, dtypes, shapes and bytes.
 
     Args:
         named: the tensors with their names.
         kind: how they are hashed.
-        threads: at most so many ("blake2b" takes one); None: as many as torch has. The digest does not depend on it.
+        threads: how many may hash ("blake2b" takes one); None: as many as torch has. The digest does not depend on it.
     """
     parts: Iterable[Iterable[bytes | memoryview]] = (map(_on_host, _pieces(tensor)) for _, tensor in named)
     if kind == "blake2b-tree":
@@ -55,17 +55,17 @@ def hash_tensors(named: Named, kind: DigestKind = "blake2b", threads: int | None
 
 
 def base_digest(model: torch.nn.Module, kind: DigestKind = "blake2b") -> str:
-    """Hex digest of a whole model: names, shapes, dtypes and bytes of all parameters and saved buffers."""
+    """Returns the hex digest of a whole model: of all its parameters and saved buffers."""
     return hash_tensors(saved_tensors(model), kind)
 
 
 def saved_tensors(model: torch.nn.Module) -> Named:
-    """All parameters and saved buffers of a model with their names; of tied ones the first counts."""
+    """Returns all parameters and saved buffers of a model with their names; tied ones once, by the first name."""
     return untied(model.state_dict(keep_vars=True).items())
 
 
 def untied(named: Iterable[tuple[str, torch.Tensor]]) -> Named:
-    """The tensors without those that stood there before by another name."""
+    """Returns each tensor once, by the first of its names."""
     once: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in named:
         once.setdefault(id(tensor), (name, tensor))
@@ -73,9 +73,9 @@ def untied(named: Iterable[tuple[str, torch.Tensor]]) -> Named:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensor's bytes in order, at most PIECE_BYTES at a time, where the tensor is; nothing is copied.
+    """Yields a tensor's bytes in order, at most PIECE_BYTES at a time, on the tensor's device.
 
-    (But a tensor whose elements do not lie in order, which is rare among parameters.)
+    Nothing is copied unless the elements do not lie in order, which is rare among parameters.
     """
     flat = tensor.detach().contiguous().reshape(-1)
     whole = flat.view(torch.uint8) if flat.numel() else flat
@@ -84,14 +84,14 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _on_host(piece: torch.Tensor) -> memoryview:
-    """A piece's bytes in host memory."""
+    """Returns a piece's bytes in host memory."""
     if piece.is_cuda:  # pinned memory is copied to several times faster; torch keeps it for the next piece
         piece = torch.empty(piece.shape, dtype=torch.uint8, device="cpu", pin_memory=True).copy_(piece)
     return piece.cpu().numpy().data
 
 
 def _hash_leaves(tensors: Sequence[torch.Tensor], threads: int) -> Iterator[list[bytes]]:
-    """For each tensor the hashes of its leaves."""
+    """Yields the hashes of each tensor's leaves."""
     pieces = [list(_pieces(tensor)) for tensor in tensors]
     tasks = list(chain.from_iterable(pieces))
     hashes: Iterator[list[bytes]]

@@ -1,6 +1,6 @@
-"""The layout of a parameter space: which tensors it has, in which order, cut into which blocks.
+"""Describes a parameter space: which tensors it has, in which order, and how they are cut into blocks.
 
-Free of torch, so that a coordinator, which holds no model, can work with it, and an orbit can carry it.
+It needs no torch, so that a coordinator, which holds no model, can work with it, and an orbit can carry it.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class TensorEntry:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Returns how many elements it has."""
         return prod(self.shape)
 
 
@@ -46,26 +46,26 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
-        """d, the number of trainable parameters."""
+        """Returns d, the number of trainable parameters."""
         return sum(t.size for t in self.tensors)
 
     @cached_property
     def block_sizes(self) -> tuple[int, ...]:
-        """d_l for each block."""
+        """Returns d_l, the number of parameters, of each block."""
         return tuple(b - a for a, b in pairwise(self.boundaries))
 
     @cached_property
     def matrices(self) -> Matrices:
-        """Where the tensors lie, as a basis of low-rank directions takes it."""
+        """Returns where the tensors lie, which low-rank directions depend on."""
         return Matrices([t.shape for t in self.tensors])
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of all trainable tensors: what one dense message carries."""
+        """Returns how many bytes all trainable tensors take, as in a message that carries them."""
         return sum(t.size * ITEM_BYTES[t.dtype] for t in self.tensors)
 
     def to_json(self) -> dict[str, Any]:
-        """A form that JSON can hold."""
+        """Returns the layout in a form that JSON can hold."""
         return {
             "tensors": [[t.name, list(t.shape), t.dtype] for t in self.tensors],
             "boundaries": list(self.boundaries),
@@ -73,7 +73,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Layout":
-        """The inverse of `to_json`.
+        """Returns the layout that `to_json` was called on.
 
         Raises:
             ValueError: the boundaries do not fit the tensors.
@@ -89,16 +89,16 @@ class Layout:
 
 
 def cut(sizes: Sequence[int], rule: BlockRule) -> tuple[int, ...]:
-    """Block boundaries for tensors of the given sizes.
+    """Returns the boundaries of blocks.
 
     Args:
-        sizes: elements of each tensor, in order.
+        sizes: how many elements each tensor has, in order.
         rule: "one" block in all; one per "tensor"; "packed": neighbouring tensors share a block of at most 0.9 times
             the median tensor's size, larger ones stand alone (Ferret's published code; L = 194 for 24-layer LLaMA);
             or a number L of blocks whose sizes differ by at most one.
 
     Raises:
-        ValueError: unknown rule, or more blocks than parameters.
+        ValueError: the rule is unknown, or there would be more blocks than parameters.
     """
     total = sum(sizes)
     if total == 0:

@@ -1,8 +1,8 @@
-"""Implementations of the operations on directions. All give the same bits; they differ in speed.
+"""Chooses an implementation of the operations on directions. All give the same bits; they differ in speed.
 
 `reference` is plain NumPy, `cpu` is compiled by numba, `triton` works on tensors where they are: on a GPU, or anywhere
-through Triton's interpreter (TRITON_INTERPRET=1; slow, for tests). Weights on the CPU are for `cpu`, those on a GPU for
-`triton`; the environment variable FEDSEED_KERNELS chooses another one.
+through Triton's interpreter (TRITON_INTERPRET=1; slow, for tests). Weights on a CPU are handled by `cpu`, those on a
+GPU by `triton`, unless the environment variable FEDSEED_KERNELS names another one.
 """
 
 import os
@@ -18,7 +18,7 @@ IMPLEMENTATIONS = ("cpu", "reference", "triton")
 
 @cache
 def load(name: str) -> Kernels:
-    """The implementation called `name`."""
+    """Returns the implementation called `name`. Raises ValueError if there is none."""
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"FEDSEED_KERNELS = {name!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
     flat, low = (import_module(f"fedseed.randomness.kernels.{part}{name}") for part in ("", "lowrank_"))
@@ -26,5 +26,5 @@ def load(name: str) -> Kernels:
 
 
 def current(device: str = "cpu") -> Kernels:
-    """The implementation in use for a kind of device ("cpu", "cuda")."""
+    """Returns the implementation for a kind of device ("cpu", "cuda")."""
     return load(os.environ.get("FEDSEED_KERNELS") or ("cpu" if device == "cpu" else "triton"))
