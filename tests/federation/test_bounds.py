@@ -15,6 +15,7 @@ from fedseed.objectives.losses import Supervised
 from fedseed.runs.assembly import Federation
 from fedseed.weights.layout import Layout, TensorEntry
 from support.heard import Heard
+from support.left import stop_after
 from support.problem import TRAINING, Problem
 from support.tiers import mark
 
@@ -137,17 +138,7 @@ def test_a_step_out_of_all_proportion_is_not_taken_whoever_is_asked(problem, tmp
     ] == 2
     assert sum("the step is not taken: it is out of all proportion" in text for text in told.warnings) == 2
     for last in (4, 5, 6):
-        stopped = alone(name, problem, tmp_path / f"run-{last}")
-        opened = stopped.coordinator.open
-
-        def opening(number, *more, opened=opened, last=last):
-            if number > last:
-                raise KeyboardInterrupt
-            return opened(number, *more)
-
-        stopped.coordinator.open = opening
-        with pytest.raises(KeyboardInterrupt):
-            stopped.run()
+        stop_after(alone(name, problem, tmp_path / f"run-{last}"), last)
         assert at_the_end(alone(name, problem, tmp_path / f"run-{last}").run(resume=True)) == (digest, untaken)
 
 

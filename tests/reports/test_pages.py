@@ -10,6 +10,7 @@ from fedseed.reports.pages import comparison_page, run_page
 from fedseed.reports.results import RoundLine
 from fedseed.reports.tables import Sheet
 from fedseed.reports.view import RunView, view_folder
+from support.command import fedseed
 from support.page import Page
 from support.problem import Problem
 
@@ -86,3 +87,39 @@ def test_a_page_that_fails_does_not_cost_the_run(monkeypatch, tmp_path):
     assert (tmp_path / "run" / "summary.json").exists() and not (tmp_path / "run" / "report.html").exists()
     (about,) = [text for text in said if "report.html" in text]
     assert about.endswith("report.html: can't be made: ValueError: no page today")
+
+
+# -- `fedseed report` --------------------------------------------------------------------------------------------------
+
+
+def digest(run):
+    return json.loads((run / "summary.json").read_text())["weights_digest"]
+
+
+def test_a_page_of_one_run(runs, tmp_path):
+    done = fedseed("report", runs / "one")
+    assert done.returncode == 0 and "report.html" in done.stdout
+    assert digest(runs / "one") in Page((runs / "one" / "report.html").read_text()).text
+    done = fedseed("report", runs / "one", "--out", tmp_path / "new" / "mine.html")
+    assert done.returncode == 0 and Page((tmp_path / "new" / "mine.html").read_text()).asks_for() == []
+
+
+@pytest.mark.parametrize("given", [["."], ["one", "two"]])
+def test_a_page_of_several(runs, given):
+    (runs / "report.html").unlink(missing_ok=True)
+    done = fedseed("report", *given, cwd=runs)
+    assert done.returncode == 0, done.stderr
+    page = Page((runs / "report.html").read_text())
+    assert digest(runs / "one") in page.text and digest(runs / "two") in page.text and "seed 1 2" in page.text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["nowhere"], 1, "nowhere: no run is here, nor in the folders below"),
+        (["one", "--out", "page.pdf"], 2, "--out page.pdf: the page is an .html file"),
+    ],
+)
+def test_what_can_not_be_reported_is_said(runs, words, code, text):
+    done = fedseed("report", *words, cwd=runs)
+    assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1

@@ -10,6 +10,7 @@ from fedseed.orbit import NO_DIGEST, edit
 from fedseed.reports.results import read_metrics
 from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
+from support.left import stop_after
 
 TREE = {"digest": "blake2b-tree"}
 
@@ -49,17 +50,7 @@ def test_a_run_is_taken_up_by_its_kind_and_by_no_other(problem, tmp_path, method
         "fedavg": FedAvg(training=problem.training),
     }[method]
     whole = problem.federation(made, out=tmp_path / "whole", **TREE).run()
-    stopped = problem.federation(made, out=tmp_path / "run", **TREE)
-    opened = stopped.coordinator.open
-
-    def opening(number, *more):
-        if number == 5:
-            raise KeyboardInterrupt
-        return opened(number, *more)
-
-    stopped.coordinator.open = opening
-    with pytest.raises(KeyboardInterrupt):
-        stopped.run()
+    stop_after(problem.federation(made, out=tmp_path / "run", **TREE), 4)
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     result = problem.federation(made, out=tmp_path / "run", **TREE).run(resume=True)
     assert without(result.metrics) == without(whole.metrics)

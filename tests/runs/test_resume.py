@@ -15,28 +15,10 @@ from fedseed.federation.worker import Worker
 from fedseed.methods.payload import Content
 from fedseed.runs.costs import Downloads
 from support.heard import Heard
-from support.left import left_by, without_seconds
+from support.left import StoppedError, left_by, stop_after, without_seconds
 from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("quickly")
-
-
-class StoppedError(Exception):
-    pass
-
-
-def stop_after(federation, rounds):
-    """Let the run die when a round begins."""
-    opened = federation.coordinator.open
-
-    def opening(number, *more):
-        if number > rounds:
-            raise StoppedError
-        return opened(number, *more)
-
-    federation.coordinator.open = opening
-    with pytest.raises(StoppedError):
-        federation.run()
 
 
 def methods(problem):

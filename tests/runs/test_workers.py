@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 from fedseed.runs.workers import Workers
-from support.left import left_by
+from support.left import left_by, stop_after
 from support.network import until
-from support.worker_runs import RUNS, endless, federation, not_loading, workers
+from support.worker_runs import RUNS, die, endless, federation, workers
 
 LONG = pytest.mark.long
 SLOW = pytest.mark.slow
@@ -106,7 +105,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_resume_goes_on(tmp_path, name)
 
 @pytest.mark.long
 def test_a_worker_that_dies_before_it_has_loaded_ends_the_run():
-    run = federation("ferret", workers=Workers(partial(not_loading, "die"), 1))
+    run = federation("ferret", workers=Workers(die, 1))
     with pytest.raises(FedseedError, match=r"worker 1 died \(exit code 7\)"):
         run.run()
 
@@ -145,27 +144,13 @@ def test_numbers_that_make_no_sense():
 # -- taking up, and ends -----------------------------------------------------------------------------------------------
 
 
-class StoppedError(Exception):
-    pass
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["ferret", "feedsign", "fedavg-adam"])
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path, name):
     whole = left_by(federation(name, out=tmp_path / "whole").run().folder)
-    for count, stop in ((2, 3), (None, 4), (3, 6)):  # a run stops when this round begins
+    for count, rounds in ((2, 2), (None, 3), (3, 5)):
         team = None if count is None else workers(name, count)
-        run = federation(name, out=tmp_path / "run", workers=team)
-        opened = run.coordinator.open
-
-        def opening(number, *more, stop=stop, opened=opened):
-            if number == stop:
-                raise StoppedError
-            return opened(number, *more)
-
-        run.coordinator.open = opening
-        with pytest.raises(StoppedError):
-            run.run(resume=True)
+        stop_after(federation(name, out=tmp_path / "run", workers=team), rounds, resume=True)
     result = federation(name, out=tmp_path / "run", workers=workers(name, 2)).run(resume=True)
     assert left_by(result.folder) == whole
 

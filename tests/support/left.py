@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from safetensors import deserialize, safe_open
 
 UNLIKE = {"seconds", "seconds_per_client", "peak_memory_bytes", "started", "ended", "workers",
@@ -24,3 +25,21 @@ def left_by(folder):
             model = file.metadata(), dict(deserialize((folder / "model.safetensors").read_bytes()))
     names = sorted(path.name for path in folder.iterdir())
     return {"metrics": without_seconds(lines), "summary": summary, "model": model, "files": names}
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop_after(federation, rounds, resume=False):
+    """Lets a run die when the round after these begins."""
+    opened = federation.coordinator.open
+
+    def opening(number, *more):
+        if number > rounds:
+            raise StoppedError
+        return opened(number, *more)
+
+    federation.coordinator.open = opening
+    with pytest.raises(StoppedError):
+        federation.run(resume=resume)

@@ -81,13 +81,11 @@ def stay():
 ACTS = {"refuse": refuse, "odd": odd, "die": die, "stay": stay}
 
 
-def federation(name, act=None, spoilt=False, **settings):
-    """A federation; with `act` the examples of client 2 bring it about; `spoilt`: they are NaN."""
+def federation(name, act=None, **settings):
+    """A federation; with `act` the examples of client 2 bring it about."""
     method, own = RUNS[name]
     own = {**own, **settings}
     problem = Problem(own.pop("dtype", torch.float32))
-    if spoilt:
-        problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
     if act is None:
         return problem.federation(method, **own)
     problem.clients[2] = [(torch.full_like(x, SPOILT), y) for x, y in problem.clients[2]]
@@ -98,11 +96,6 @@ def federation(name, act=None, spoilt=False, **settings):
 def hosted(name, act=None, **settings):
     """What a worker loads for it."""
     return part_of(federation(name, act, **settings), ["*"])
-
-
-def not_loading(act):
-    """What fails at once."""
-    ACTS[act]()
 
 
 def workers(name, count, act=None, **settings):

@@ -1,1 +1,1 @@
-"""fedseed in a program of one's own: an optimiser for any torch loop, and models out of orbits."""
+"""Serves programs of one's own: with an optimiser for any torch loop, models out of orbits, and a server of them."""

@@ -1,6 +1,6 @@
-"""An OpenAI-compatible server: one base in memory, which becomes the model of the orbit that a request names.
+"""Serves models as OpenAI's interface has it: one base in memory becomes the model of the orbit that a request names.
 
-Requests are answered one after the other, by a thread of its own; the extra `serve` has what speaks HTTP.
+One thread answers requests, one after the other. What speaks HTTP comes with the extra `serve`.
 """
 
 import json
@@ -34,7 +34,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class RefusedError(Exception):
-    """A request that is not answered.
+    """Says why a request is not answered.
 
     Args:
         status: HTTP's.
@@ -55,7 +55,7 @@ class RefusedError(Exception):
 
 
 class Asked(BaseModel):
-    """What all requests have; keys and defaults are OpenAI's."""
+    """Has what all requests have: OpenAI's keys and defaults."""
 
     model_config = ConfigDict(extra="forbid")
 

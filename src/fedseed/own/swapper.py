@@ -1,4 +1,4 @@
-"""Models out of orbits: one by name, or many in turn on one base in memory."""
+"""Makes models out of orbits: one by name, or many in turn on one base in memory."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
