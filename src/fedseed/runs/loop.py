@@ -163,36 +163,33 @@ class Run(ABC):
             self.progress.close()
 
     def _run(self, folder: RunFolder | None) -> RunResult:
+        spec, where = self.spec, None if folder is None else folder.path
         metrics: list[RoundLine] = []
         pending: list[RoundLine] = []  # a step-by-step method's rounds since the last line
         began = time.perf_counter()
         self.progress.write("began", command())
-        with self.progress.running(self.spec.method.name, self.spec.rounds):
+        with self.progress.running(spec.method.name, spec.rounds):
             # notes are about clients' data: of a private run whoever has that sees them, and no file does
-            say = self.progress.shown.note if self.spec.private else self.progress.note
-            for note in self.spec.notes:
+            say = self.progress.shown.note if spec.private else self.progress.note
+            for note in spec.notes:
                 say(note)
             done = 0  # the last round that counts
             if folder is not None:
                 done = self._take_up(folder)
                 metrics, pending = folder.take_up(done)
-                earlier = sum(spent for line in [*metrics, *pending] for spent in line.seconds.values())
-                began -= earlier  # what earlier sessions took, but for loading
-            self.progress.open(None if folder is None else folder.path)
+                # what earlier sessions took, but for loading
+                began -= sum(spent for line in [*metrics, *pending] for spent in line.seconds.values())
+            self.progress.open(where)
             # an interrupted run may have its last round's step, but not yet its line of metrics
             first = done if pending or not metrics else done + 1
-            where, settings = None if folder is None else folder.path, self.spec
-            self._trackers.tell("start",
-                Start(
-                    settings.method.name, settings.rounds, settings.seed, self.names, where,
-                    settings.recipe_text, [line.to_json() for line in metrics],
-                )
-            )  # fmt: skip
-            for number in range(first, self.spec.rounds + 1):
-                if stopping.over(metrics, self.spec.patience):
+            earlier = [line.to_json() for line in metrics]
+            start = Start(spec.method.name, spec.rounds, spec.seed, self.names, where, spec.recipe_text, earlier)
+            self._trackers.tell("start", start)
+            for number in range(first, spec.rounds + 1):
+                if stopping.over(metrics, spec.patience):
                     break
-                evaluate = self.spec.evaluates(number)
-                log = self.spec.logs(number)
+                evaluate = spec.evaluates(number)
+                log = spec.logs(number)
                 if number > done:
                     pending.append(self._round(number, folder, log))
                 if not log:
@@ -200,35 +197,13 @@ class Run(ABC):
                     continue
                 line = merge_rounds(pending) if pending else RoundLine(0)
                 pending = []
-                self.examine(line, evaluate and settings.measures)
-                if number and (mechanism := mechanism_of(settings.method)) is not None and mechanism.by_turns:
+                self.examine(line, evaluate and spec.measures)
+                if number and (mechanism := mechanism_of(spec.method)) is not None and mechanism.by_turns:
                     line.metrics["epsilon"] = mechanism.spent(self.coordinator.counted)["epsilon"]
                 if number == 0:
-                    stopping.check(line, settings.patience)
+                    stopping.check(line, spec.patience)
                 metrics.append(line)
-                ratio = line.metrics.get("step_over_weights")
-                if ratio is not None and ratio > NOISE_WARNING and not self._warned:
-                    self._warned = True  # warns once; every round's ratio is in the metrics
-                    self.progress.warn(
-                        f"round {line.round}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
-                        f"{ratio:.0%} of |w|; lower the local rate or global_rate, or raise directions"
-                    )
-                evaluated = "loss" in line.metrics  # other rounds say nothing, and each look goes through all lines
-                if evaluated and stopping.diverged(metrics) == line.round:
-                    self.progress.warn(
-                        f"round {line.round}: the run has diverged: its loss is {line.metrics['loss']:.3g}; lower the "
-                        "rates, or look at who sends what (its metrics say what was refused)"
-                    )
-                still = stopping.standing(metrics, settings.rounds) if evaluated else None
-                if still is not None and still[0] == line.round:
-                    key, rate = rate_of(settings.method) or ("its rate", nan)
-                    self.progress.warn(
-                        f"round {still[0]}: the loss has hardly moved, from {still[1]:.5g} to {still[2]:.5g}: at this "
-                        f"pace the run tunes nothing. Most likely {key} = {rate:g} is too small for this model: "
-                        "`fedseed tune-rate RECIPE` finds another"
-                    )
-                if (moved := line.metrics.get("weights_moved")) is not None:  # in the first round
-                    self.progress.warn(f"round {line.round}: {rounding_warning(moved)}")
+                self._warn(metrics)
                 if folder is not None:
                     folder.add_metrics(line)
                 self._trackers.tell("metrics", line.to_json())
@@ -248,6 +223,34 @@ class Run(ABC):
         self.progress.write("ended", f"after round {summary['rounds']}; digest {summary['weights_digest']}")
         tuned = None if self.tuned() is None else self.tuned
         return RunResult(summary, [line.to_json() for line in metrics], where, tuned)
+
+    def _warn(self, metrics: list[RoundLine]) -> None:
+        """Warns of what the newest line of metrics shows: noisy steps, a loss that diverges or stands still."""
+        line, at = metrics[-1], f"round {metrics[-1].round}"
+        ratio = line.metrics.get("step_over_weights")
+        if ratio is not None and ratio > NOISE_WARNING and not self._warned:
+            self._warned = True  # warns once; every round's ratio is in the metrics
+            self.progress.warn(
+                f"{at}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is {ratio:.0%} of |w|; lower "
+                "the local rate or global_rate, or raise directions"
+            )
+        if (moved := line.metrics.get("weights_moved")) is not None:  # in the first round
+            self.progress.warn(f"{at}: {rounding_warning(moved)}")
+        if "loss" not in line.metrics:  # such a round says nothing of it, and each look goes through all lines
+            return
+        if stopping.diverged(metrics) == line.round:
+            self.progress.warn(
+                f"{at}: the run has diverged: its loss is {line.metrics['loss']:.3g}; lower the rates, or look at who "
+                "sends what (its metrics say what was refused)"
+            )
+        still = stopping.standing(metrics, self.spec.rounds)
+        if still is not None and still[0] == line.round:
+            key, rate = rate_of(self.spec.method) or ("its rate", nan)
+            self.progress.warn(
+                f"{at}: the loss has hardly moved, from {still[1]:.5g} to {still[2]:.5g}: at this pace the run tunes "
+                f"nothing. Most likely {key} = {rate:g} is too small for this model: `fedseed tune-rate RECIPE` finds "
+                "another"
+            )
 
     def _keep_to_budget(self) -> None:
         """Ends the run with the last round that privacy's budget allows. Raises RecipeError if there is none."""
