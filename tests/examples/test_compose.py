@@ -20,8 +20,9 @@ FILES = ("server.yaml", "site.yaml")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_fedseed_takes_the_commands(name):
-    """Parsed as the command line parses them, up to where they would act."""
+def test_fedseed_takes_the_commands(name, monkeypatch):
+    """Parsed as the command line parses them, up to where they would act: a site's file is read."""
+    monkeypatch.chdir(FOLDER)
     services = yaml.safe_load((FOLDER / name).read_text())["services"]
     commands = [service["command"] for service in services.values() if "build" in service]
     group = typer.main.get_command(cli.app)
