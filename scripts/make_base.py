@@ -60,7 +60,7 @@ class Document:
 
 def unseen_instances(family: Family) -> list[Instance]:
     """Instances of a base family that are left out, to see what it has learnt of the task."""
-    return instances(family, UNSEEN, TEXT_SEED)
+    return list(instances(family, UNSEEN, TEXT_SEED))
 
 
 def statements(seed: int | str, count: int) -> list[str]:

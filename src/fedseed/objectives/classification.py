@@ -70,12 +70,11 @@ class Images(Scoring):
 
     Args:
         processor: a `transformers` image processor.
-        kept: how many bytes of pixel values stay in memory, to be used again.
     """
 
-    def __init__(self, processor: Any, kept: int = KEPT) -> None:
+    def __init__(self, processor: Any) -> None:
         self.processor = processor
-        self._kept = kept
+        self._room = KEPT
         self._made: dict[Picture, torch.Tensor] = {}  # a picture is a key by its identity
         mean = getattr(processor, "image_mean", None)
         self._channels = len(mean) if isinstance(mean, list | tuple) else None
@@ -100,8 +99,8 @@ class Images(Scoring):
         values = torch.stack([made[item] if item in made else self._made[item] for item in items])
         for item, tensor in made.items():
             size = tensor.numel() * tensor.element_size()
-            if self._kept >= size:
-                self._kept -= size
+            if self._room >= size:
+                self._room -= size
                 self._made[item] = tensor.clone()  # not a view of the whole batch
         return values
 

@@ -72,32 +72,29 @@ def families(group: str | None = None) -> list[Family]:
     return [family for family in _all() if group is None or family.group == group]
 
 
-def instances(chosen: Family, count: int, seed: int | str = 0, start: int = 0) -> list[Instance]:
-    """Returns ``count`` distinct instances, beginning with the ``start``-th of the seed's sequence.
-
-    The sequence of a seed is fixed: ranges of it that do not overlap share no question.
-    """
-    return list(_sequence(chosen, start + count, seed)[start:])
-
-
 @lru_cache(maxsize=512)  # a sweep's runs draw the same ones
-def _sequence(chosen: Family, end: int, seed: int | str) -> tuple[Instance, ...]:
+def instances(chosen: Family, count: int, seed: int | str = 0) -> tuple[Instance, ...]:
+    """Returns the first ``count`` distinct instances of the seed's sequence.
+
+    Raises:
+        ValueError: the family has not so many.
+    """
     # A string seed is hashed by content, so the sequence is the same anywhere.
     rng = Random(f"fedseed-family/{chosen.name}/{seed}")
     found: dict[str, Instance] = {}
     misses = 0
-    while len(found) < end:
+    while len(found) < count:
         instance = chosen.generate(rng)
         misses = misses + 1 if instance.content in found else 0
         if misses > _PATIENCE:
             raise ValueError(
-                f"family {chosen.name!r} has only about {len(found)} distinct instances, {end} were asked for"
+                f"family {chosen.name!r} has only about {len(found)} distinct instances, {count} were asked for"
             )
         found.setdefault(instance.content, instance)
     return tuple(found.values())
 
 
-def split(source: Family, seed: int | str, train: int, validation: int, test: int) -> tuple[list[Instance], ...]:
+def split(source: Family, seed: int | str, train: int, validation: int, test: int) -> tuple[Sequence[Instance], ...]:
     """Returns disjoint train, validation and test instances of a family.
 
     Test and validation come first in the sequence, so that asking for more training
