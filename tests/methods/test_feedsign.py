@@ -49,8 +49,8 @@ def test_majority_ties_and_zero_projections():
     assert abs(sum(coins)) < 4 * sqrt(400)  # fair within 4 standard errors
 
     class Flat(LocalClient):
-        def perturbed_loss(self, basis, k, scale, items):
-            return 1.0
+        def population_losses(self, basis, along, scale, items):
+            return [1.0] * len(along)
 
     train, _ = data(1)
     for t in range(1, 9):

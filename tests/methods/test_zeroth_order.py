@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed import FeedSign, MeZO, ZOFedSGD
+from fedseed import Basis, FeedSign, MeZO, ZOFedSGD
 from fedseed.errors import MessageError
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods.fedkseed import Pairs
@@ -107,9 +107,6 @@ def test_refused_updates_leave_the_run_as_if_the_client_were_silent(name):
 @pytest.mark.parametrize("name", ["zo-shared", "fedkseed"])
 def test_autocast_changes_forward_passes_and_no_bit_of_the_weights(name):
     """Losses in bfloat16 give other projections, near those of float32; the weights are restored to the bit."""
-    from fedseed.training.client import LocalClient
-    from fedseed.weights.space import ParameterSpace
-
     train, _ = data()
     found = {}
     for autocast in (None, "bfloat16", "float16"):
@@ -123,14 +120,13 @@ def test_autocast_changes_forward_passes_and_no_bit_of_the_weights(name):
         client = LocalClient(space, OBJECTIVE, train[0], 3, 1, 0)
         before = space.digest()
         rho = []
-        estimate = client.perturbed_loss
+        estimate = client.population_losses
 
-        def noted(*arguments, of=estimate, into=rho, where=space, digest=before, trains=method.catch_up):
-            into.append(of(*arguments))
-            assert trains != "steps" or where.digest() == digest
-            return into[-1]
+        def noted(*arguments, of=estimate, into=rho):
+            into += (found := of(*arguments))
+            return found
 
-        client.perturbed_loss = noted
+        client.population_losses = noted
         method.train(state, plan(method, state, 1), client)
         client.put_back()
         assert space.digest() == before and all(p.dtype == torch.float32 for p in space.parameters)
@@ -143,15 +139,12 @@ def test_autocast_changes_forward_passes_and_no_bit_of_the_weights(name):
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_autocast_sees_each_side_of_a_perturbation_in_a_model_that_has_to_be_moved():
     """A scripted model's weights are changed in place: a cast that was kept from the other side would hide it."""
-    from fedseed import Basis, ParameterSpace
-    from fedseed.training.client import LocalClient
-
     train, _ = data()
     scripted = torch.jit.trace(model(), torch.randn(2, 10))
     client = LocalClient(ParameterSpace(scripted), OBJECTIVE, train[0], 3, 1, 0)
     before = client.space.digest()
     with client.autocast("bfloat16"):
-        plus, minus = (client.perturbed_loss(Basis("normal", 1), 0, scale, train[0][:8]) for scale in (0.3, -0.3))
+        plus, minus = (client.population_losses(Basis("normal", 1), [0], scale, train[0][:8]) for scale in (0.3, -0.3))
     assert plus != minus and client.space.digest() == before
 
 

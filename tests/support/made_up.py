@@ -36,14 +36,8 @@ class MadeUp:
     def estimates(self, method, basis, along, items, one_sided=False):
         return method.measured(self, basis, along, items, one_sided)
 
-    def perturbed_loss(self, basis, k, scale, items):
-        return self.losses[k][scale < 0]
-
     def population_losses(self, basis, along, scale, items):
-        return [self.perturbed_loss(basis, k, scale, items) for k in along]
-
-    def loss(self, items):
-        return self.here
+        return [self.losses[k][scale < 0] if scale else self.here for k in along]
 
     def apply(self, change):
         self.changes.append(change)

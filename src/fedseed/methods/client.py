@@ -30,12 +30,6 @@ class Client(Protocol):
     ) -> list[Any]:
         """Returns the estimates along some directions, as the method measures them (`ZerothOrder.measured`)."""
 
-    def loss(self, items: Sequence[Any]) -> float:
-        """Returns the mean loss over all terms of `items` at the weights as they are; one forward pass."""
-
-    def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
-        """Returns the mean loss over all terms of `items` at w + scale * direction(k)."""
-
     def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
         """Returns the mean loss over each item's own terms at w + scale * direction(k); scale may be 0."""
 

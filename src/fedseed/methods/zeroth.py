@@ -167,20 +167,53 @@ class ZerothOrder(Method):
         """
         return cast(Projection, client.estimates(self, basis, [k], items)[0])
 
+    @property
+    def parts(self) -> int:
+        """Returns n, of how many equal parts a batch is made that are each looked at along a direction of their own."""
+        return 1
+
     def measured(
         self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
     ) -> list[Projection]:
-        """Returns the estimates along several directions, all on `items`, as the client's losses have them.
+        """Returns the estimates along some directions, as the client's losses have them; `Client.estimates` asks.
 
-        Methods ask for them by `Client.estimates`. `one_sided`: forward differences, with one pass at the weights as
-        they are for all of them. Raises NonFiniteError as `two_point` does.
+        In a population (n > 1), an estimate that is not usable is 0, its loss is NaN, and it is counted as skipped.
+
+        Args:
+            client: the client.
+            basis: where the directions come from.
+            along: their indices; in a population a multiple of n, of which n are looked along in one pass.
+            items: a batch; in a population of n equal parts.
+            one_sided: one-point estimates, with one more pass for all of them together; else two-point ones.
+
+        Raises:
+            NonFiniteError: no estimate of a population is usable; without one, a single one is not.
         """
+        n, width = self.parts, self.scale if one_sided else 2 * self.scale
+        plus: list[list[float]] = []
+        minus: list[list[float]] = []
         with client.autocast(self.autocast):
+            for group in (along[at : at + n] for at in range(0, len(along), n)):
+                plus.append(client.population_losses(basis, group, self.scale, items))
+                if not one_sided:
+                    minus.append(client.population_losses(basis, group, -self.scale, items))
             if one_sided:
-                plus = [client.perturbed_loss(basis, k, self.scale, items) for k in along]
-                return self.quotients(plus, [client.loss(items)], self.scale)
-            sides = [[client.perturbed_loss(basis, k, s, items) for s in (self.scale, -self.scale)] for k in along]
-        return self.quotients([plus for plus, _ in sides], [minus for _, minus in sides], 2 * self.scale)
+                minus = [client.population_losses(basis, along[:n], 0.0, items)]
+        if n == 1:
+            return self.quotients([loss for (loss,) in plus], [loss for (loss,) in minus], width)
+        pairs = zip(plus, minus * (len(plus) // len(minus)), strict=True)
+        return [one for both in pairs for one in self._usable(client, *both, width)]
+
+    def _usable(self, client: Client, plus: Sequence[float], minus: Sequence[float], width: float) -> list[Projection]:
+        """Returns the quotients of a population; 0 with a loss of NaN where two losses are no measurement."""
+        problems = list(map(self.problem, plus, minus))
+        usable = [number for number, problem in enumerate(problems) if problem is None]
+        if not usable:
+            raise NonFiniteError(f"of {len(problems)} parts of the batch none was usable: {problems[-1]}")
+        for problem in filter(None, problems):
+            client.skip(problem)
+        found = iter(self.quotients([plus[i] for i in usable], [minus[i] for i in usable], width, apart=True))
+        return [next(found) if problem is None else Projection(0.0, nan) for problem in problems]
 
     def quotients(
         self, plus: Sequence[float], minus: Sequence[float], width: float, apart: bool = False
@@ -261,48 +294,9 @@ class Population(ZerothOrder):
             )
         return self
 
-    def measured(
-        self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
-    ) -> list[Projection]:
-        """Returns the estimates along some directions, a population of n after the other, each on all of `items`.
-
-        In a population, an estimate that is not usable is 0, its loss is NaN, and it is counted as skipped.
-
-        Args:
-            client: the client.
-            basis: where the directions come from.
-            along: their indices, a multiple of n.
-            items: a batch of n equal parts.
-            one_sided: one-point estimates, with one more pass for all of them together; else two-point ones.
-
-        Raises:
-            NonFiniteError: no estimate of a population is usable.
-        """
-        n = self.population
-        if n == 1:
-            return super().measured(client, basis, along, items, one_sided)
-        found: list[Projection] = []
-        here: list[float] = []
-        for group in (along[at : at + n] for at in range(0, len(along), n)):
-            with client.autocast(self.autocast):
-                plus = client.population_losses(basis, group, self.scale, items)
-                if not one_sided:
-                    minus = client.population_losses(basis, group, -self.scale, items)
-                else:
-                    minus = here = here or client.population_losses(basis, group, 0.0, items)
-            found += self._usable(client, plus, minus, self.scale if one_sided else 2 * self.scale)
-        return found
-
-    def _usable(self, client: Client, plus: Sequence[float], minus: Sequence[float], width: float) -> list[Projection]:
-        """Returns the quotients of a population; 0 with a loss of NaN where two losses are no measurement."""
-        problems = list(map(self.problem, plus, minus))
-        usable = [number for number, problem in enumerate(problems) if problem is None]
-        if not usable:
-            raise NonFiniteError(f"of {len(problems)} parts of the batch none was usable: {problems[-1]}")
-        for problem in filter(None, problems):
-            client.skip(problem)
-        found = iter(self.quotients([plus[i] for i in usable], [minus[i] for i in usable], width, apart=True))
-        return [next(found) if problem is None else Projection(0.0, nan) for problem in problems]
+    @property
+    def parts(self) -> int:
+        return self.population
 
 
 def shares(found: Sequence[Projection]) -> Floats:

@@ -258,14 +258,6 @@ class LocalClient:
     def _terms(self, items: Sequence[Any]) -> int:
         return sum(map(self.objective.weight, items))
 
-    def loss(self, items: Sequence[Any]) -> float:
-        """Returns the mean loss over all terms of `items` at the weights as they are; one forward pass, no dropout."""
-        return sum(self._losses(items)) / self._terms(items)
-
-    def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
-        """Returns the mean loss at w + scale * direction(k)."""
-        return self.population_losses(basis, (k,), scale, items)[0]
-
     def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
         """Returns the mean loss over each item's own terms at w + scale * direction(k); one forward pass."""
         if not items:
