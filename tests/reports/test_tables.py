@@ -1,3 +1,7 @@
+from io import StringIO
+
+from rich.console import Console
+
 from fedseed.reports.comparison import Compared, comparison_lines, results_sheet
 from fedseed.reports.tables import Sheet, mean_and_deviation
 from support.reports import printed, summary_of
@@ -16,6 +20,9 @@ def test_a_table_shows_what_a_task_measures_and_fits_a_terminal():
     text = shown(80, zo_fedsgd=summary_of({"loss": 4.5, "rouge_l": 16.9, "unseen_loss": 3.7, "unseen_rouge_l": 18.6}))
     assert "Unseen: tasks" in text and max(map(len, text.splitlines())) <= 80
     assert any("18.6" in line and "2 s" in line for line in text.splitlines())  # nothing is cut
+    narrow = Console(width=40, file=StringIO())
+    results_sheet("", [Compared("a name of many letters", [summary_of({"loss": 4.5})])], brief=True).show(narrow)
+    assert "a name of many letters" in narrow.file.getvalue() and "…" not in narrow.file.getvalue()
 
 
 def test_no_one_times_fewer_and_no_zero_times():

@@ -133,7 +133,7 @@ def run(
         summary = _run(checked, folder, running, shown, resume, extend=resume and rounds is not None)
     from fedseed.reports.comparison import Compared, results_sheet
 
-    shown.print(results_sheet("", [Compared(summary["method"], [summary])], brief=True).table())
+    results_sheet("", [Compared(summary["method"], [summary])], brief=True).show(shown)
     for line in network.by_client(summary):
         say(line, shown)
     shown.print(f"Files: {folder}")
@@ -207,8 +207,12 @@ def compare(
         done = sweeps.Sweeping(sweep, out, lambda text: say(text, shown), how).run()
         said = sweeps.write_results(sweep, done, out)
         first, *others = sweeps.sheets(sweep, done, brief=True)
-        for part in (first.table(), *said, *(sheet.table() for sheet in others)):
-            shown.print(part, highlight=False)
+        first.show(shown)
+        for line in said:
+            say(line, shown)
+        for sheet in others:
+            shown.print()
+            sheet.show(shown)
         say(f"Tables, page and picture: {out}/compare.txt, .md, .json, .html, .png", shown)
         if failed := sum(len(line.failed) for line in done):
             raise FedseedError(f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why")

@@ -7,6 +7,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from rich import box
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 
@@ -81,6 +83,14 @@ class Sheet:
             shown.add_row(*row)
         shown.caption, shown.caption_justify, shown.title_justify = self.note, "left", "left"
         return shown
+
+    def show(self, console: Console) -> None:
+        """Prints the table; on a console too narrow for it as plain text, whose lines are broken but not cut."""
+        table = self.table()
+        if Measurement.get(console, console.options.update(width=1000), table).maximum <= console.width:
+            console.print(table, highlight=False)
+        else:
+            console.print(self.text(), highlight=False, soft_wrap=True)
 
     def text(self) -> str:
         """Returns the table as plain text, columns padded."""
