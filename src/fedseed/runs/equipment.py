@@ -6,14 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import RecipeError
 from fedseed.federation.control import HELD_OUT, VALIDATION, averaged
+from fedseed.models import adapters
+from fedseed.models.heads import Head, head_parameters
+from fedseed.objectives.evaluation import mean_loss
+from fedseed.objectives.losses import Objective
+from fedseed.objectives.prepared import Prepared, left_out, prepare, prepare_sets
 from fedseed.objectives.settings import EvaluationSettings
+from fedseed.objectives.tokens import longest_input
 from fedseed.runs.recipe import Recipe
-from fedseed.tasks.data import TaskData
+from fedseed.runs.stopping import VALIDATION_LOSS
+from fedseed.tasks.data import ClientData, Example, TaskData
+from fedseed.tasks.forms import examples_in
+from fedseed.weights.digest import base_digest
 
-if TYPE_CHECKING:
-    from fedseed.models.heads import Head
+if TYPE_CHECKING:  # what brings transformers is imported where it is needed: a torch model of one's own does without
     from fedseed.objectives.kinds import ExampleKind
-    from fedseed.objectives.losses import Objective
 
 
 Evaluation = Callable[[Any], dict[str, Any]]  # measures a model: numbers by name; parties' own by client
@@ -39,7 +46,7 @@ class Equipment:
     model: Any
     processor: Any
     trainable: Sequence[str] | None
-    objective: "Objective"
+    objective: Objective
     kind: "ExampleKind"
     measured: EvaluationSettings
     limit: str
@@ -54,11 +61,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     Raises:
         RecipeError: it can't be had, or does not fit the data or the method.
     """
-    from fedseed.models import adapters
-    from fedseed.models.heads import head_parameters
     from fedseed.models.loading import checkpoint_activations, choose_trainable, load_model
-    from fedseed.objectives.tokens import longest_input
-    from fedseed.weights.digest import base_digest
 
     settings = recipe.model
     kind, head = kind_for(recipe, data)
@@ -89,7 +92,6 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
         RecipeError: the model does not fit the data.
     """
     from fedseed.models.architectures import LOADERS
-    from fedseed.objectives.tokens import longest_input
 
     whole = model.get_base_model() if hasattr(model, "peft_config") else model
     kind, _ = kind_for(recipe, data, whole.config.to_dict())
@@ -103,7 +105,7 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
 
 def learning(
     model: Any, tokenizer: Any, sets: Mapping[str, Iterable[Any]], held_out: Mapping[str, Iterable[Any]]
-) -> tuple["Objective", dict[str, list[Any]], Evaluation, dict[str, Any]]:
+) -> tuple[Objective, dict[str, list[Any]], Evaluation, dict[str, Any]]:
     """Returns how a model of one's own learns from rows, their examples, what measures it, and settings of `RunSpec`.
 
     Args:
@@ -117,10 +119,6 @@ def learning(
     """
     from fedseed.models.architectures import architecture_of
     from fedseed.objectives.kinds import kind_of
-    from fedseed.objectives.prepared import prepare_sets
-    from fedseed.objectives.tokens import longest_input
-    from fedseed.tasks.data import ClientData
-    from fedseed.tasks.forms import examples_in
 
     whole = model.get_base_model() if hasattr(model, "peft_config") else model
     architecture = architecture_of({**whole.config.to_dict(), "architectures": [type(whole).__name__]})
@@ -163,10 +161,8 @@ def kind_for(
             counts tokens, and the examples have none.
     """
     from fedseed.models.architectures import architecture_of
-    from fedseed.models.heads import Head
     from fedseed.models.loading import base_config
     from fedseed.objectives.kinds import kind_of, rewarded
-    from fedseed.tasks.data import Example
 
     settings = recipe.model
     try:
@@ -192,7 +188,7 @@ def kind_for(
 
 def _objective(
     recipe: Recipe, data: TaskData, kind: "ExampleKind", processor: Any, positions: int | None
-) -> tuple["Objective", EvaluationSettings, str]:
+) -> tuple[Objective, EvaluationSettings, str]:
     """Returns the objective for so many positions, the evaluation settings within them, and what makes one too long.
 
     The processor is given the chat template that the data is written by, so that the exported model has it.
@@ -230,10 +226,7 @@ def evaluation_of(
     """
     if parts is not None and not recipe.task.shares_evaluation:
         return _of_parties(recipe, equipment, parts)
-    from fedseed.objectives.evaluation import mean_loss
     from fedseed.objectives.kinds import short_answers
-    from fedseed.objectives.prepared import prepare_sets
-    from fedseed.runs.stopping import VALIDATION_LOSS
 
     objective, measured = equipment.objective, equipment.measured
     if recipe.stopping is not None and not data.validation:
@@ -262,9 +255,6 @@ def evaluation_of(
 
 
 def _of_parties(recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData]) -> tuple[Evaluation, list[str]]:
-    from fedseed.objectives.evaluation import mean_loss
-    from fedseed.objectives.prepared import Prepared, left_out, prepare
-    from fedseed.runs.stopping import VALIDATION_LOSS
 
     objective = equipment.objective
     found: list[tuple[str, TaskData, Prepared, list[Any]]] = []

@@ -5,6 +5,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from fedseed.errors import RecipeError
+from fedseed.models import adapters
+from fedseed.models.architectures import LOADERS
+from fedseed.models.loading import outline, reach
 from fedseed.objectives.classification import ClassifiedText
 from fedseed.objectives.losses import Objective, Options
 from fedseed.objectives.masked import Blank, Prompted
@@ -92,10 +95,6 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2, held_o
 
 def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
     """Returns what makes tokens of the examples, within the model's positions; and what makes one too long."""
-    from fedseed.models import adapters
-    from fedseed.models.architectures import LOADERS
-    from fedseed.models.loading import outline, reach
-
     settings = recipe.model
     kind, head = kind_for(recipe, data)
     if kind.example is Picture:
