@@ -1,9 +1,10 @@
 """A thousand orbits on one base in memory: what a swap from one to another takes, and what the thousand hold.
 
-    python benchmarks/swap.py [--base small] [--orbits 1000] [--steps 100] [--swaps 1000]
+    python benchmarks/swap.py [--base small] [--orbits 1000] [--steps 100] [--swaps 1000] [--exported 100]
 
 The orbits' coefficients are drawn, not trained: a swap costs the same whatever they are. Beside it, the way without:
-loading base and orbit anew (`fedseed.from_orbit`).
+loading base and orbit anew (`fedseed.from_orbit`). After `--exported` random swaps the model is compared, bit for bit,
+with what plain transformers loads from the orbit's exported folder.
 """
 
 import argparse
@@ -15,14 +16,18 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
 
 import fedseed
-from fedseed import FeedSign, MeZO, ParameterSpace, Swapper
+from fedseed import FeedSign, MeZO, Orbit, ParameterSpace, Swapper
 from fedseed.methods import Method
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.mezo import Estimates
-from fedseed.models.loading import load_model
+from fedseed.models.loading import load_model, quiet
 from fedseed.orbit import Header, Record
+from fedseed.orbit.card import Facts
+from fedseed.orbit.export import export_model
 from fedseed.orbit.file import begin, write_orbit
 from fedseed.orbit.record import ending, packed
 from fedseed.weights.digest import base_digest
@@ -56,7 +61,9 @@ def main() -> None:
     parser.add_argument("--orbits", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--swaps", type=int, default=1000)
+    parser.add_argument("--exported", type=int, default=100)
     args = parser.parse_args()
+    quiet()
     model, _ = load_model(args.base)
     digest, layout = base_digest(model), ParameterSpace(model).layout
     print(f"{args.base}: {layout.size:,} parameters; {args.orbits:,} orbits of {args.steps} steps")
@@ -73,10 +80,21 @@ def main() -> None:
                 records = (Record(i, p) for i, p in enumerate(payloads(method, args.steps, seed), start=1))
                 path = files[str(seed)] = Path(folder) / f"{seed}.orbit"
                 write_orbit(path, begin(header), ending(packed(method, records)))
-            print(f"{name}: {measured(args.base, files, args.swaps)}")
+            print(f"{name}: {measured(args.base, files, args.swaps, args.exported)}")
 
 
-def measured(base: str, files: dict[str, Path], swaps: int) -> str:
+def alike(swapper: Swapper, name: str, path: Path) -> bool:
+    """Whether a swap gives the exported model."""
+    orbit = Orbit.open(path)
+    model, tokenizer = load_model(orbit.header.base)
+    with tempfile.TemporaryDirectory() as folder:
+        export_model(Path(folder), model, tokenizer, orbit.header, Facts(len(orbit), orbit.replay(model)))
+        expected = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+        found = swapper.to(name).state_dict()
+    return found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def measured(base: str, files: dict[str, Path], swaps: int, exported: int) -> str:
     """What the swaps between some orbits take, and what they hold."""
     swapper = Swapper(base)
     size = sum(path.stat().st_size for path in files.values()) / len(files)
@@ -88,9 +106,10 @@ def measured(base: str, files: dict[str, Path], swaps: int) -> str:
     order = np.random.default_rng(1).integers(0, len(files), swaps)
     spent = np.array([timed(partial(swapper.to, str(n))) for n in order]) * 1e3
     held, anew = (resident() - before) / 1e6, timed(partial(fedseed.from_orbit, files["1"])) * 1e3
+    same = sum(alike(swapper, str(n), files[str(n)]) for n in order[:exported])
     return (
         f"{size:,.0f} B a file; swap p50 {np.percentile(spent, 50):.1f} ms, p99 {np.percentile(spent, 99):.1f} ms; "
-        f"loaded anew {anew:.0f} ms; all orbits hold {held:.0f} MB"
+        f"{same} of {exported} swaps are the exported models; loaded anew {anew:.0f} ms; all orbits hold {held:.0f} MB"
     )
 
 

@@ -1,5 +1,6 @@
 """`fedseed.patch(trainer)`: Trainers of transformers as clients of a run, to the digest of its recipe."""
 
+import asyncio
 import json
 import threading
 
@@ -92,7 +93,8 @@ def folder(tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["feedsign", "ferret"])
 def test_three_trainers_end_with_the_digest_of_the_recipe(base, folder, method, shared_server, tmp_path):
-    checked = recipe(base, folder, method)
+    part = {"trainable": "head"} if method == "feedsign" else {}
+    checked = recipe(base, folder, method, model={"base": base, **part})
     with limited(1):
         expected = build(checked).run().summary
     run, trainers, found = f"trainers-{method}", {}, {}
@@ -104,9 +106,15 @@ def test_three_trainers_end_with_the_digest_of_the_recipe(base, folder, method, 
         trainers[name] = make(model, tokenizer, train, tmp_path / name, held)
         fedseed.patch(trainers[name], checked, name, nats=shared_server.url, run=run)
 
+    async def in_a_notebook(name):
+        found[name] = trainers[name].train()
+
     def live(name):
         torch.set_num_threads(1)
-        found[name] = trainers[name].train()
+        if name == "south":
+            asyncio.run(in_a_notebook(name))
+        else:
+            found[name] = trainers[name].train()
 
     def serve():
         found["run"] = coordinate(checked, run, transport(Access(shared_server.url), run), tmp_path / "run").summary

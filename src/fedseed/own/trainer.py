@@ -1,7 +1,9 @@
 """A `Trainer` of transformers (or TRL) as a client of a federation, in one line."""
 
+import asyncio
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from glob import escape
 from math import nan
@@ -14,6 +16,7 @@ from fedseed.errors import RecipeError
 from fedseed.federation.control import HELD_OUT
 from fedseed.federation.hosted import Hosted
 from fedseed.models.architectures import architecture_of
+from fedseed.models.heads import head_parameters
 from fedseed.models.loading import choose_trainable
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective, losses_of_rows
@@ -123,7 +126,8 @@ class _TrainersPart(Loading):
         else:
             trainer.model = trainer.model_wrapped = copy.deepcopy(self._base)
         model, patterns = trainer.model, recipe.model.trainable
-        if isinstance(patterns, list):
+        if patterns is not None:
+            patterns = head_parameters(model, recipe.model.base) if patterns == "head" else patterns
             choose_trainable(model, patterns)
         elif frozen := [name for name, parameter in model.named_parameters() if not parameter.requires_grad]:
             patterns = [escape(name) for name, _ in model.named_parameters() if name not in frozen]
@@ -135,12 +139,24 @@ class _TrainersPart(Loading):
         held = [] if there is None else objective.prepare([there[i] for i in range(len(there))])
 
         def evaluate(model: Any) -> dict[str, Any]:
-            found = {"loss": mean_loss(model, objective, held)} if held and recipe.evaluates else {}
+            if not recipe.evaluates:  # nothing of a private run, whatever a coordinator asks
+                return {}
+            found = {"loss": mean_loss(model, objective, held)} if held else {}
             return {"by_client": {client: {HELD_OUT: len(held), **found}}, **found}
 
         hosted = hosted_of(spec, model, objective, rows, self.names, evaluate)
         return replace(hosted, party=True, identities=self.identities, opened=self.opened,
                        processor=trainer.processing_class)  # fmt: skip
+
+
+def _apart(act: Callable[[], str]) -> str:
+    """Returns what is done, in a thread of its own where this one runs an event loop, as a notebook's does."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return act()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(act).result()
 
 
 def patch(
@@ -182,7 +198,7 @@ def patch(
     def train(*_: Any, **__: Any) -> TrainOutput:
         """Takes part in the run until it is over; returns the rounds as steps, and the weights' digest."""
         process = joining(load, name, way)
-        digest = process.run()
+        digest = _apart(process.run)
         assert process.replica is not None
         trainer.model = trainer.model_wrapped = process.replica.hosted.worker.space.model
         trainer.state.global_step = process.at
