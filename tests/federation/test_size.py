@@ -1,4 +1,4 @@
-"""No class of the federation has more attributes than a reader can keep in mind, and only the transport knows NATS."""
+"""Classes and functions have no more names than a reader can keep in mind, and only the transport knows NATS."""
 
 import ast
 from functools import cache
@@ -9,7 +9,7 @@ import pytest
 import fedseed
 
 SOURCE = Path(fedseed.__file__).parent
-MOST_ATTRIBUTES = 20
+MOST_ATTRIBUTES, MOST_PARAMETERS = 20, 8
 FILES = sorted(
     [*(SOURCE / "federation").glob("*.py"), *(SOURCE / "transport").glob("*.py")]
     + [SOURCE / "runs" / f"{name}.py" for name in ("loop", "simulation", "network", "joining", "assembly", "learner")]
@@ -82,3 +82,15 @@ def test_only_the_transport_knows_nats():
         if path.parent == SOURCE / "transport":
             allowed = ("fedseed.transport", "fedseed.errors", "fedseed.durable", "fedseed.registry", "fedseed.text")
             assert all(name.startswith(allowed) for name in modules if name.startswith("fedseed")), path
+
+
+def test_no_function_takes_more_than_eight_parameters():
+    """Triton's kernels neither."""
+    long = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                taken = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                if len([name for name in taken if name not in ("self", "cls")]) > MOST_PARAMETERS:
+                    long[f"{path.relative_to(SOURCE)}: {node.name}"] = taken
+    assert not long

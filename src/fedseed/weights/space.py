@@ -233,22 +233,14 @@ class ParameterSpace:
                 delta = delta.to("cpu", torch.float32).numpy()
         if delta.shape != (self.size,):
             raise ValueError(f"delta has shape {tuple(delta.shape)}, the space has {self.size} parameters")
-        blocks = len(self.layout.block_sizes)
-        whole = isinstance(count, int | np.integer)
-        counts = [int(count)] * blocks if isinstance(count, int | np.integer) else [int(c) for c in count]
-        if len(counts) != blocks:
-            raise ValueError(f"{len(counts)} counts for {blocks} blocks")
-        parts = []
-        for block, length in enumerate(self.layout.block_sizes):
-            start = self.layout.boundaries[block]
-            x = delta[start : start + length]
-            parts.append(kernel.project(basis.spec_on(self.layout.matrices), first, counts[block], x, start, length))
-        if not whole:
-            return parts
-        total = np.zeros(counts[0], dtype=np.float64)
-        for part in parts:
-            total += part
-        return total.astype(np.float32)
+        layout, whole = self.layout, isinstance(count, int | np.integer)
+        counts = [count] * len(layout.block_sizes) if isinstance(count, int | np.integer) else list(count)
+        if len(counts) != len(layout.block_sizes):
+            raise ValueError(f"{len(counts)} counts for {len(layout.block_sizes)} blocks")
+        spec, parts = basis.spec_on(layout.matrices), []
+        for k, start, length in zip(counts, layout.boundaries, layout.block_sizes, strict=False):
+            parts.append(kernel.project(spec, first, int(k), delta[start : start + length], start, length))
+        return np.sum(parts, axis=0, dtype=np.float64).astype(np.float32) if whole else parts
 
     @contextmanager
     def perturbed(self, basis: Basis, k: int, scale: float, often: bool = False) -> Iterator[None]:
