@@ -23,7 +23,7 @@ from fedseed.aggregation.robust import Geometric
 
 
 class _Scored(Geometric):
-    """Rules whose outcome is the mean of the vectors with the least scores."""
+    """Takes the mean of the vectors with the least scores."""
 
     liars: NonNegativeInt = 1
 
@@ -41,7 +41,7 @@ class _Scored(Geometric):
 
 
 class Krum(_Scored):
-    """Krum.
+    """Chooses the vector with the least score.
 
     Args (besides those of `Robust`):
         liars: f, how many clients may lie.
@@ -55,7 +55,7 @@ class Krum(_Scored):
 
 
 class MultiKrum(_Scored):
-    """Multi-Krum.
+    """Takes the mean of the m vectors with the least scores.
 
     Args (besides those of `Robust`):
         liars: f, how many clients may lie.

@@ -1,4 +1,4 @@
-"""Giving memory back to the system: what the C library keeps of what is freed."""
+"""Gives freed memory, which the C library would keep, back to the system."""
 
 import ctypes
 from functools import cache
@@ -10,7 +10,7 @@ _LARGE = 1 << 16  # bytes
 
 @cache
 def _of_libc(name: str) -> Any:
-    """A function of glibc; None with another C library."""
+    """Returns a function of glibc; None with another C library."""
     try:
         return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError, TypeError):
