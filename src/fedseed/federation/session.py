@@ -107,7 +107,7 @@ class CoordinatorSettings:
     secure: SecureSums | None = None  # how sums of answers are made in secret; None: every answer is read
     # seconds in all for which one that takes several times as long as the others may hold them up
     patience: float = 30.0
-    proofs: Path | None = None  # folder for why clients are barred from these; None: nothing is kept
+    proofs: Path | None = None  # folder for why clients are barred from secure sums; None: nothing is kept
 
 
 @dataclass
