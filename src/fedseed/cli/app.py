@@ -255,15 +255,8 @@ def _check_no_sweep(recipe: str) -> None:
 GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin": (looking.new, tune_rate, run, results.evaluate, results.generate, results.export, results.serve_model),
     "Federate": (network.keys, network.serve, network.join, network.status, network.verify),
-    "Look": (
-        results.report,
-        compare,
-        looking.list_,
-        looking.explain,
-        looking.preview,
-        looking.partition,
-        looking.bench,
-    ),
+    "Plan": (looking.list_, looking.explain, looking.preview, looking.partition, looking.bench),
+    "Look": (results.report, compare),
 }
 for group, commands in GROUPS.items():
     for command in commands:

@@ -130,11 +130,10 @@ def read_site(file: Path) -> dict[str, Any]:
     """
     from fedseed.runs.recipe import read_toml
 
-    said = read_toml(file, "--local ")
+    said, known = read_toml(file, "--local "), (*SITE_PATHS, *SITE_WORDS)
     for key, value in said.items():
-        if key not in (*SITE_PATHS, *SITE_WORDS):
-            allowed = ", ".join((*SITE_PATHS, *SITE_WORDS))
-            raise RecipeError(f"--local {file}: {key} = {value!r}: unknown key; allowed here: {allowed}")
+        if key not in known:
+            raise RecipeError(f"--local {file}: {key} = {value!r}: unknown key; allowed here: {', '.join(known)}")
         if key in SITE_PATHS:
             if not isinstance(value, str):
                 raise RecipeError(f"--local {file}: {key} = {value!r}: a path is expected")

@@ -51,7 +51,6 @@ Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Say = Callable[[str], None]
 BESIDE = "validation_loss"  # a metric that runs with early stopping have besides those of their results
 STOPPED = "the sweep was stopped"
-VALIDATION = 0.1  # share of the examples that a grid's point is chosen on, where a task would keep none
 
 
 class _Table(BaseModel):
@@ -520,7 +519,7 @@ class Sweeping:
         if kept == 0:
             raise RecipeError(
                 f'run "{run.label}" has a grid, whose point is chosen on validation examples, but task.validation = 0 '
-                f"keeps none: set it, such as --set task.validation={VALIDATION if isinstance(kept, float) else 200}"
+                f"keeps none: set it, such as --set task.validation={0.1 if isinstance(kept, float) else 200}"
             )
         self._job(scenario, run, point, self.sweep.seeds[0], choosing=True).read()
 

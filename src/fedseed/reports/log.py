@@ -1,7 +1,6 @@
 """Keeps in log.txt of a run's folder what the run says: notes, warnings, and when its sessions began and ended."""
 
 import io
-import re
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,5 +82,4 @@ def first_stamp(folder: Path | None) -> str | None:
         text = "" if folder is None else (folder / NAME).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    found = re.search(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) began", text, re.MULTILINE)
-    return None if found is None else found[1]
+    return next((line.partition(" ")[0] for line in text.splitlines() if line[20:].startswith(" began")), None)

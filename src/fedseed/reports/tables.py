@@ -21,16 +21,17 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], widest: int | None = 32) -> Table:
     """Returns a table for a console, the first column on the left and the others on the right.
 
     Args:
         head: the columns' names; no name in it: it is not shown.
         rows: a text for each column.
+        widest: how wide the first column may be; None: as wide as it is.
     """
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_header=any(head))
     for number, name in enumerate(head):
-        made.add_column(name, justify="right" if number else "left", no_wrap=True, max_width=None if number else 32)
+        made.add_column(name, justify="right" if number else "left", no_wrap=True, max_width=None if number else widest)
     for row in rows:
         made.add_row(*row)
     return made
@@ -72,16 +73,10 @@ class Sheet:
 
     def table(self) -> Table:
         """Returns the table for a console, each column's name on two lines."""
-        shown = Table(
-            title=self.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
-            collapse_padding=True,
-        )  # fmt: skip
-        for number, name in enumerate(self.head):
-            stacked = name.replace(" ", "\n", 1) if " " in name else f"\n{name}"
-            shown.add_column(stacked, justify="right" if number else "left", no_wrap=True)
-        for row in self.rows:
-            shown.add_row(*row)
-        shown.caption, shown.caption_justify, shown.title_justify = self.note, "left", "left"
+        heads = [name.replace(" ", "\n", 1) if " " in name else f"\n{name}" for name in self.head]
+        shown = plain_table(heads, self.rows, widest=None)
+        shown.title, shown.caption, shown.show_edge = self.title, self.note, False
+        shown.title_justify = shown.caption_justify = "left"
         return shown
 
     def show(self, console: Console) -> None:
