@@ -240,7 +240,7 @@ class ParameterSpace:
         spec, parts = basis.spec_on(layout.matrices), []
         for k, start, length in zip(counts, layout.boundaries, layout.block_sizes, strict=False):
             parts.append(kernel.project(spec, first, int(k), delta[start : start + length], start, length))
-        return np.sum(parts, axis=0, dtype=np.float64).astype(np.float32) if whole else parts
+        return np.asarray(np.sum(parts, axis=0, dtype=np.float64), dtype=np.float32) if whole else parts
 
     @contextmanager
     def perturbed(self, basis: Basis, k: int, scale: float, often: bool = False) -> Iterator[None]:
