@@ -50,7 +50,7 @@ TABLES = {
     "privacy": "Noise for privacy ([privacy](privacy.md)). Without this table there is none but DP-FeedSign's.",
     "secure_sums": "Sums in place of answers (docs/secure-sums.md). Without this table all are read.",
     "attack": "Byzantine clients, in simulation. Without this table there are none.",
-    "reward": "Rewards of generated answers in place of a loss (docs/rewards.md). Without this table there are none.",
+    "reward": "Rewards of generated answers in place of a loss (docs/evolution.md). Without this table there are none.",
     "evaluation": "When and how the model is evaluated.",
     "stopping": "Early stopping. Without this table there is none.",
     "tracking[]": "Where else metrics go: `[[tracking]]`, as often as there are places.",

@@ -110,7 +110,7 @@ def test_nobody_reaches_into_anothers_private_parts():
 
 ASKING = re.compile(
     r"isinstance\([^()]*\b(?:Ferret|FedKSeed|FeedSign|ZOFedSGD|MeZO|FedMeZO|FedZO|FedAvg|FedSGD|FedIT|FedPTuning"
-    r"|FedPrompt|TopK|Sign|Feedback|Dense|Averaged|Stepwise|ZerothOrder)\b"
+    r"|FedPrompt|RandOpt|TopK|Sign|Feedback|Dense|Averaged|Stepwise|ZerothOrder)\b"
     r"|type\((?:self\.)?method\)|method\.dense\b|method\.name ==|method\.code =="
 )
 

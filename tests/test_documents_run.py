@@ -134,7 +134,7 @@ def models(folder):
 
 def rewards(folder):
     own(folder)
-    page = blocks(ROOT / "docs" / "rewards.md")
+    page = blocks(ROOT / "docs" / "evolution.md")
     for name, language in (("my.toml", "toml"), ("rewards.py", "python")):
         (folder / name).write_text(next(b.text for b in page if b.language == language))
     return folder
@@ -147,6 +147,13 @@ PAGES = {
     "choosing.md": (new, {"recipe.toml": ["rounds=1", *SHORT[1:]]}),
     "commands.md": (commands, {"quickstart-ferret": SMALL}),
     "data.md": (data, {"chats.toml": ["method.training.steps=1"]}),
+    "evolution.md": (
+        rewards,
+        {
+            "my.toml": ["rounds=2", "reward.max_new_tokens=4", "evaluation.max_new_tokens=4"],
+            "small-randopt": ["method.candidates=6", "method.batch=4", "evaluation.rouge=false"],
+        },
+    ),
     "extending.md": (extending, {}),
     "federation.md": (federation, {}),
     "machines.md": (own, {}),
@@ -155,7 +162,6 @@ PAGES = {
     "privacy.md": (None, {}),
     "reproduce.md": (None, {}),
     "results.md": (results, {}),
-    "rewards.md": (rewards, {"my.toml": ["rounds=2", "reward.max_new_tokens=4", "evaluation.max_new_tokens=4"]}),
     "secure-sums.md": (None, {}),
     "start.md": (None, {"recipe.toml": SHORT}),
     "tracking.md": (tracking, {}),

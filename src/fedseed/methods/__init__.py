@@ -14,13 +14,14 @@ from fedseed.methods.fedzo import FedZO
 from fedseed.methods.feedsign import FeedSign
 from fedseed.methods.ferret import Ferret
 from fedseed.methods.mezo import MeZO
+from fedseed.methods.randopt import RandOpt
 from fedseed.methods.sign import Sign
 from fedseed.methods.topk import TopK
 from fedseed.methods.zofedsgd import ZOFedSGD
 from fedseed.registry import Registry, check_class, name_of
 
 METHODS: tuple[type[Method], ...] = (
-    Ferret, FedKSeed, FeedSign, ZOFedSGD, MeZO, FedMeZO, FedZO, FedAvg, FedSGD, FedIT, FedPTuning, FedPrompt,
+    Ferret, FedKSeed, FeedSign, ZOFedSGD, MeZO, RandOpt, FedMeZO, FedZO, FedAvg, FedSGD, FedIT, FedPTuning, FedPrompt,
     TopK, Sign,
 )  # fmt: skip
 
@@ -52,5 +53,5 @@ def without_gradients(method: Method) -> str | None:
 
 __all__ = [
     "METHODS", "REGISTRY", "FedAvg", "FedIT", "FedKSeed", "FedMeZO", "FedPTuning", "FedPrompt", "FedSGD", "FedZO",
-    "FeedSign", "Ferret", "MeZO", "Method", "Sign", "TopK", "ZOFedSGD", "without_gradients",
+    "FeedSign", "Ferret", "MeZO", "Method", "RandOpt", "Sign", "TopK", "ZOFedSGD", "without_gradients",
 ]  # fmt: skip

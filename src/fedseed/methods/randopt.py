@@ -1,0 +1,108 @@
+"""RandOpt: drawn models are scored once, and the best are averaged; a round is a model of k seeds.
+
+Evolution strategies' random search with truncation selection (Rechenberg; Beyer and Schwefel: "Evolution Strategies: A
+Comprehensive Introduction", 2002, mu best of lambda), where all that travels is scores and numbers:
+
+    rho_ij = [l(w + eps z_j) - l(w)] / eps      j = 1..N, on client i's batch: 4 N bytes up
+    rho_j  = the clients' scores, combined by the rule
+    J      = the k directions with the least rho_j: 4 k bytes down
+    w     <- w + (eta / k) sum_{j in J} z_j     with eta = eps the average of the k best models
+
+Further rounds draw anew, from the model that the last one has made.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from fedseed.errors import MessageError
+from fedseed.methods.base import Answers
+from fedseed.methods.client import Client
+from fedseed.methods.payload import About, Array, Nothing, Payload, Scalars
+from fedseed.methods.stepwise import StepState, Stepwise
+from fedseed.methods.zeroth import MOST
+from fedseed.weights.change import Change, Floats, Term
+
+
+@dataclass(frozen=True)
+class Scores(Scalars):
+    """An update: the score of each direction of the round, the less the better."""
+
+    scalars: Annotated[Floats, Array("f4", "candidates")]
+
+
+@dataclass(frozen=True)
+class Chosen(Payload):
+    """A step: the best directions' numbers in the round, in ascending order. None: nobody answered."""
+
+    chosen: Annotated[NDArray[np.uint32], Array("u4", "best", optional=True)]
+
+    def check(self, about: About) -> None:
+        """Refuses numbers that are no directions of the round, or stand there twice."""
+        if np.any(np.diff(self.chosen.astype(np.int64)) <= 0) or np.any(self.chosen >= about.lookup("candidates")):
+            raise MessageError(f"directions {self.chosen.tolist()[:8]}: not in order, or not of the round")
+
+
+class RandOpt(Stepwise):
+    """RandOpt's settings; a round is a step.
+
+    Args (besides those of `Stepwise`):
+        candidates: N, directions that are scored.
+        best: k, how many of them are kept.
+        learning_rate: eta; as large as `scale` it makes the average of the k best models.
+        batch: examples that all of a client's candidates are scored on.
+    """
+
+    name: Literal["randopt"] = "randopt"
+    code: ClassVar[int] = 16
+    about: ClassVar[str] = "N drawn models scored once, the k best averaged: a model of k seeds"
+    update_type, step_type = Scores, Chosen
+    shares_losses = True
+
+    candidates: Annotated[int, Field(ge=2, le=MOST)] = 64
+    best: PositiveInt = 4
+    learning_rate: PositiveFloat = 1e-3
+    batch: PositiveInt = 64
+
+    @model_validator(mode="after")
+    def _some_are_left_out(self) -> "RandOpt":
+        if self.best >= self.candidates:
+            raise ValueError(f"best = {self.best}: fewer than candidates = {self.candidates}, or nothing is chosen")
+        if self.divide_by != "nothing":
+            raise ValueError(f'divide_by = "{self.divide_by}": what is chosen has no size to divide by; leave it out')
+        return self
+
+    @property
+    def per_step(self) -> int:
+        return self.candidates
+
+    def train(self, state: StepState, plan: Nothing, client: Client) -> Scores:
+        """Scores all directions on one batch, against the model as it is."""
+        basis, along = self.directions(state.seed), self.indices(client.round)
+        found = client.estimates(self, basis, along, next(client.batches(self.batch)), one_sided=True)
+        return Scores(np.array([one.rho for one in found], dtype=np.float32))
+
+    def aggregate(self, state: StepState, answers: Answers) -> Chosen:
+        """Keeps the k directions with the least scores; of equal ones the first."""
+        if not answers:
+            return Chosen(np.zeros(0, dtype=np.uint32))
+        scores = answers.combine([update.scalars for update in answers.updates])
+        return Chosen(np.sort(np.argsort(scores, kind="stable")[: self.best]).astype(np.uint32))
+
+    def change(self, state: StepState, step: Chosen) -> Change:
+        """w <- w + (eta / k) sum_{j in J} z_j, rounded once."""
+        return self.descent(state, *self._descended(state, step))
+
+    def advance(self, state: StepState, step: Chosen) -> StepState:
+        return self.count(state, *self._descended(state, step))
+
+    def _descended(self, state: StepState, step: Chosen) -> tuple[Floats, list[Term]]:
+        """Returns -1 / k for each direction that was chosen, and a term for each of these alone."""
+        numbers = step.chosen.astype(np.int64)
+        coefficients = np.zeros(self.candidates if len(numbers) else 0, dtype=np.float32)
+        coefficients[numbers] = np.float32(-1 / self.best)
+        basis, first = self.directions(state.seed), state.done * self.candidates
+        return coefficients, [Term(basis, coefficients[j : j + 1], first + j) for j in numbers.tolist()]
