@@ -7,6 +7,7 @@
 
    The slope is what the clients' steps agree on with examples that none of them has; noise that they do not share has
    curvature only. For methods whose round is one step, that is the rate after which a round of its own gains most.
+   Where the loss does not bend upwards, the search starts at the rate that moves the weights by a hundredth.
 2. Short runs at three times more and less, on as long as it gets better, then the two best for three times as long; the
    loss on the validation examples decides (Jamieson, Talwalkar: "Non-stochastic Best Arm Identification", 2016). Where
    a round is one step along a drawn direction, two runs as long as there is room for: a few steps show chance alone.
@@ -213,8 +214,8 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print) ->
     by_steps = not method.needs_gradients  # directions are drawn: what a step or two do is mostly chance
     clients = trials.per_round if method.stepwise else 1
     looks = max(2, min(LOOKS, int(units / 3 / clients))) if by_steps else 1
-    found.start, found.before = _start(trials, method, rate, looks, *((1, clients) if by_steps else shape(share)))
-    centre = rate if found.start is None else found.start
+    found.start, found.before, bold = _start(trials, method, rate, looks, *((1, clients) if by_steps else shape(share)))
+    centre = bold if found.start is None else found.start
     said = "nothing" if found.start is None else f"{found.start:.3g}"
     say(f"  slope and curvature along the method's steps say {said}; the base's loss is {found.before:.4f}")
     if method.stepwise and found.start is not None:
@@ -259,14 +260,17 @@ def _climb(centre: float, before: float, measure: Callable[[float], float]) -> l
 
 def _start(
     trials: _Trials, method: Method, rate: float, wanted: int, rounds: int, clients: int
-) -> tuple[float | None, float]:
-    """Returns the rate that slope and curvature say along some steps (None: nothing), and the base's loss.
+) -> tuple[float | None, float, float]:
+    """Returns the rate that slope and curvature say along some steps (None: nothing), the base's loss, and a bold rate.
+
+    A bold rate moves the weights by a hundredth in such a step: where the loss bends downwards, or nothing can be seen
+    of a bend, there is no other scale.
 
     Of a method that draws directions the slopes and curvatures along several steps are added up, each a run of its own:
     along all of them at once the curvature would be that of what they have in common. A slope that is not downhill
     even so is noise, and its size is taken.
     """
-    slopes, curvatures, here, looks, far = 0.0, 0.0, inf, 0, 0.0
+    slopes, curvatures, here, looks, far, bold = 0.0, 0.0, inf, 0, 0.0, rate
     for attempt in range(MOST_LOOKS):
         try:
             trial = trials.run(_at(method, rate), rounds, clients, attempt)
@@ -278,6 +282,7 @@ def _start(
         if not (isfinite(moved) and 0 < moved <= TINY * norm):
             rate *= 100.0 if moved == 0 else 0.01
             continue
+        bold = TINY * norm / moved * rate
         sides, far, bend = [0.0, 0.0, 0.0], far or FAR * norm / 4, 0.0
         while abs(bend) < SEEN * abs(sides[0]) or not sides[0]:
             far *= 4 if looks == 0 else 1
@@ -293,7 +298,7 @@ def _start(
         if looks == wanted:
             break
     usable = isfinite(slopes) and slopes and curvatures > 0
-    return abs(slopes) / curvatures if usable else None, here
+    return abs(slopes) / curvatures if usable else None, here, bold
 
 
 def _length(tensors: Sequence[torch.Tensor]) -> float:
