@@ -3,6 +3,7 @@
 python scripts/run_notebook.py [FILE]
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -27,8 +28,11 @@ def executed(file: Path) -> Any:
     from nbclient import NotebookClient
 
     notebook = nbformat.read(file, as_version=4)
+    here = Path(sys.executable).parent  # a cell finds this environment's commands
+    path = f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     with tempfile.TemporaryDirectory() as folder:
-        NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}}).execute()
+        client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}})
+        client.execute(env={**os.environ, "PATH": path})
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
