@@ -122,6 +122,16 @@ def test_who_answers_just_before_each_deadline_takes_no_more_time_than_the_other
     assert said[0] == "round 1: nothing of a that counts has come within 130 s: it is not asked for 260 s"
 
 
+def test_who_is_the_last_of_each_round_by_far_is_left_out_when_that_adds_up():
+    """No round waits for it for as long as the patience is; three do."""
+    began = {}
+    last = lambda number: one.now >= began.setdefault(number, one.now) + 130  # noqa: E731
+    one = Answering({"a": last, "b": yes, "c": yes, "d": yes}, 4, patience=200.0)
+    rounds = [one.round(number)[0] for number in range(1, 101)]
+    assert [len(clients) for clients in rounds[:4]] == [4, 4, 3, 3] and one.now < 2 * 100 * 10
+    assert one.rounds.late.named() == [0]
+
+
 @pytest.mark.parametrize("more", [{"patience": 1e6}, {"minimum": 2}])
 def test_one_that_is_slow_by_right_is_waited_for(more):
     """Where the settings say so, or where it is needed."""

@@ -262,8 +262,11 @@ class Wait(Generic[Who]):
         """
         session, again = self.late.session, False
         resend, until = self._began, self._began + session.settings.deadline * self.longer
-        while missing_now := missing():
-            held = self.holding(self.asked.keys() - missing_now)
+        while True:
+            missing_now = missing()
+            held = self.holding(self.asked.keys() - missing_now)  # who comes last may have held up the others
+            if not missing_now:
+                return frozenset()
             waited, now = missing_now & here(), session.clock()
             if now >= until or waited <= held:
                 return waited if self._answered else frozenset()
@@ -271,7 +274,6 @@ class Wait(Generic[Who]):
                 await ask(missing_now, again)
                 again, resend = True, now + session.end.resend_seconds
             await session.pause(0.25)
-        return frozenset()
 
     def _hold_up(self, who: Who) -> None:
         """Somebody has held the others up until now: for half as long, each of them may itself, as machines stall."""
