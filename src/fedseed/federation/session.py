@@ -106,7 +106,7 @@ class CoordinatorSettings:
     weights_digest: str | None = None  # digest that the trained tensors must begin with; None: what most clients have
     secure: SecureSums | None = None  # how sums of answers are made in secret; None: every answer is read
     # seconds in all for which one that takes several times as long as the others may hold them up
-    patience: float = 30.0
+    patience: float = 20.0
     proofs: Path | None = None  # folder for why clients are barred from secure sums; None: nothing is kept
 
 

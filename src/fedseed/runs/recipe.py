@@ -281,7 +281,7 @@ class FederationSettings(Table):
     run: Annotated[str | None, INCIDENTAL] = None
     replicas: Annotated[int, Field(ge=1, le=5), INCIDENTAL] = 1
     deadline: Annotated[PositiveFloat, INCIDENTAL] = 600.0
-    patience: Annotated[PositiveFloat, INCIDENTAL] = 30.0
+    patience: Annotated[PositiveFloat, INCIDENTAL] = 20.0
     minimum: Annotated[PositiveInt, INCIDENTAL] = 1
     start_with: Annotated[PositiveInt | None, INCIDENTAL] = None
     dead_after: Annotated[PositiveFloat, INCIDENTAL] = 6.0
