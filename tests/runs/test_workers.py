@@ -116,7 +116,11 @@ def test_a_worker_that_dies_before_it_has_loaded_ends_the_run():
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("act", "kind", "text"),
-    [("refuse", RecipeError, "this client's examples are no good"), ("odd", RuntimeError, "OddError: this and that")],
+    [
+        ("refuse", RecipeError, "this client's examples are no good"),
+        ("odd", RuntimeError, "OddError: this and that"),
+        ("full", OSError, "[Errno 28] No space left on device"),  # the worker has not died of it
+    ],
 )
 def test_what_one_process_would_raise_is_raised(act, kind, text):
     run = federation("ferret", act, workers=workers("ferret", 2, act))

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from errno import ENOSPC
 from functools import partial
 
 import torch
@@ -70,6 +71,10 @@ def odd():
     raise OddError("this", "that")
 
 
+def full():
+    raise OSError(ENOSPC, "No space left on device")
+
+
 def die():
     os._exit(7)
 
@@ -78,7 +83,7 @@ def stay():
     time.sleep(600)
 
 
-ACTS = {"refuse": refuse, "odd": odd, "die": die, "stay": stay}
+ACTS = {"refuse": refuse, "odd": odd, "full": full, "die": die, "stay": stay}
 
 
 def federation(name, act=None, **settings):

@@ -191,14 +191,6 @@ class Workers:
                 if seat.process is None and not self._closing:
                     seat.process, seat.connection = start(main, seat.number, self._load, threads=self.threads)
             return None if work is None else self._done(seat, work)
-        except (EOFError, OSError) as error:
-            assert seat.process is not None
-            seat.process.join()
-            how = _how(seat.process.exitcode or 0)
-            raise FedseedError(
-                f"worker {seat.number + 1} died ({how}): --resume goes on. Each holds a model of its own: try fewer "
-                "--workers, or smaller batches (method.training.batch, method.batch)"
-            ) from error
         finally:
             self._free.put(seat)
 
@@ -206,12 +198,11 @@ class Workers:
         """Returns the result of a piece of work.
 
         Raises:
-            FedseedError: the worker has loaded another model.
-            EOFError, OSError: it has died.
+            FedseedError: the worker has died, or has loaded another model.
             Exception: what it has raised.
         """
         if seat.start is None:
-            seat.start = _received(seat).result
+            seat.start = _heard(seat).result
         if seat.start != self._expected:
             raise FedseedError(
                 f"worker {seat.number + 1} has loaded another model than this process: has the base changed meanwhile? "
@@ -220,16 +211,31 @@ class Workers:
         lacking = self._records[bisect_right(self._records, seat.at, key=lambda record: record.round) :]
         if seat.at:  # only one that begins here compares: to hash the weights takes long
             lacking = [replace(record, digest=NO_DIGEST) for record in lacking]
-        tell(seat.connection, Order(lacking, self._remembered, work))
         seat.at = lacking[-1].round if lacking else seat.at
-        done = _received(seat)
+        done = _heard(seat, Order(lacking, self._remembered, work))
         self.memory = max(self.memory, done.memory)
         return done.result
 
 
-def _received(seat: Seat) -> Done:
-    """Returns what a worker says next. Raises what it has raised, or EOFError or OSError if it has died."""
-    done: Done = seat.connection.recv()
+def _heard(seat: Seat, order: Order | None = None) -> Done:
+    """Gives a worker an order, if there is one, and returns what it says next.
+
+    Raises:
+        FedseedError: it has died.
+        Exception: what it has raised.
+    """
+    try:
+        if order is not None:
+            tell(seat.connection, order)
+        done: Done = seat.connection.recv()
+    except (EOFError, OSError) as error:
+        assert seat.process is not None
+        seat.process.join()
+        how = _how(seat.process.exitcode or 0)
+        raise FedseedError(
+            f"worker {seat.number + 1} died ({how}): --resume goes on. Each holds a model of its own: try fewer "
+            "--workers, or smaller batches (method.training.batch, method.batch)"
+        ) from error
     if done.error is not None:
         raise done.error
     return done
