@@ -186,7 +186,7 @@ class Run(ABC):
             start = Start(spec.method.name, spec.rounds, spec.seed, self.names, where, spec.recipe_text, earlier)
             self._trackers.tell("start", start)
             for number in range(first, spec.rounds + 1):
-                if stopping.over(metrics, spec.patience):
+                if not pending and stopping.over(metrics, spec.patience):  # only a new line says something new
                     break
                 evaluate = spec.evaluates(number)
                 log = spec.logs(number)
