@@ -97,7 +97,7 @@ class TrainerLoss(Objective):
 
     def _batch(self, items: Sequence[Row], device: torch.device) -> dict[str, Any]:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(hash(tuple(item.number for item in items)) & (1 << 62) - 1)
+            torch.default_generator.manual_seed(hash(tuple(item.number for item in items)) & (1 << 62) - 1)
             made = self._collate([copy.copy(item.features) for item in items])
         return {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in made.items()}
 
