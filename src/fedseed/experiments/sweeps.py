@@ -451,9 +451,8 @@ class Sweeping:
         RecipeError: a recipe or setting is wrong; nothing has been run then.
     """
 
-    def __init__(self, sweep: Sweep, out: Path, say: Say = print, how: How | None = None) -> None:
+    def __init__(self, sweep: Sweep, out: Path, say: Say = print, how: How = How()) -> None:
         self.sweep = sweep
-        how = how or How()
         self.how = replace(how, plugins=tuple(map(resolve, how.plugins)))  # the runs have processes of their own
         self.out = out
         self.say = say

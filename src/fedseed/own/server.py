@@ -251,7 +251,7 @@ class Service:
         if self._waiting >= MOST_WAITING:
             raise RefusedError(503, f"{MOST_WAITING} requests are waiting: ask again later")
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
-        how = min(self.most, most or self.most), asked.temperature, asked.top_p, seed, asked.stops
+        how = most or self.most, asked.temperature, asked.top_p, seed, asked.stops
         self._waiting += 1
         try:
             return list(await self._thread.do(self._written, name, how, write))

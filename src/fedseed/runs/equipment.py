@@ -255,7 +255,6 @@ def evaluation_of(
 
 
 def _of_parties(recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData]) -> tuple[Evaluation, list[str]]:
-
     objective = equipment.objective
     found: list[tuple[str, TaskData, Prepared, list[Any]]] = []
     notes = []
