@@ -9,6 +9,7 @@ from fedseed import FedMeZO, Orbit, ParameterSpace
 from fedseed.errors import MessageError
 from fedseed.methods.dense import Weights
 from fedseed.methods.fedmezo import Rate, Trace, phi
+from fedseed.methods.payload import About
 from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import Layout, TensorEntry
 from support.made_up import MadeUp
@@ -41,6 +42,14 @@ def test_exact_pairs_are_the_bits_of_tensors(make_problem, basis, dtype):
     each = {torch.float32: 4, torch.bfloat16: 2}[dtype]
     assert tensors["payload_bytes_up"] == 4 + each * tensors["parameters"]
     assert pairs["payload_bytes_up"] == 4 + 4 * 6
+
+
+def test_huge_pairs_are_refused_also_where_the_rate_is_0():
+    method = FedMeZO(steps=2, schedule={"kind": "linear", "rounds": 2})
+    about = About(method, replace(method.start(LAYOUT, 7), done=4), "update", 5)
+    assert Trace.decode(Trace(np.zeros(2, np.float32)).encode(), about).size(about) == 1.0
+    with pytest.raises(MessageError, match=r"scalar 1 is .*: at most 1e"):
+        Trace.decode(Trace(np.array([0, 1e-9], np.float32)).encode(), about)
 
 
 LOSSES = ((3.0, 1.0), (nan, 1.0), (2.0, 2.5), (1.0, 1.0))  # on both sides of four directions

@@ -41,6 +41,7 @@ from fedseed.randomness.stream import rate_number
 from fedseed.weights.change import Add, Average, Change, Term
 
 ROUNDS = 5  # over which "loss-5" takes the mean
+NO_RATE = 1e-20  # a factor of the rate that stands for 0: what it leaves of the largest estimate moves nothing
 
 
 @dataclass(frozen=True)
@@ -244,7 +245,8 @@ class FedMeZO(Averaged, Population):
 
     def unit(self, state: FedMeZOState) -> float:
         """Returns the round's rate over n, by which estimates are multiplied before they travel as pairs."""
-        return self.learning_rate * self.factor(state.done + 1) / self.population
+        factor = self.factor(state.done + 1) or NO_RATE  # estimates are divided out of pairs by this
+        return self.learning_rate * factor / self.population
 
     # -- what it declares ------------------------------------------------------------------------------------------
 
