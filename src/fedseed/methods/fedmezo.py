@@ -24,6 +24,7 @@ and Delta_i's distance follows from the pairs alone, as directions are nearly or
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import fmean
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -100,18 +101,21 @@ class FedMeZOState(DenseState):
     done: int = 0
     signals: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
 
+    @cached_property
+    def _past(self) -> dict[int, list[float]]:
+        found: dict[int, list[float]] = {}
+        for client, signal in self.signals.tolist():
+            found.setdefault(int(client), []).append(signal)
+        return found
+
     def signals_of(self, client: int) -> list[float]:
         """Returns a client's signals, the newest last."""
-        found: list[float] = self.signals[self.signals[:, 0] == client, 1].tolist()
-        return found
+        return self._past.get(client, [])
 
     def after(self, shown: Mapping[int, float]) -> Self:
         """Returns the state with what a round has shown of its clients."""
-        kept = self.signals
-        for client in shown:
-            own = np.flatnonzero(kept[:, 0] == client)
-            kept = np.delete(kept, own[: max(0, len(own) - ROUNDS + 1)], axis=0)
-        return replace(self, signals=np.concatenate([kept, np.reshape(list(shown.items()), (-1, 2))]))
+        past = self._past | {c: [*self.signals_of(c), signal][-ROUNDS:] for c, signal in shown.items()}
+        return replace(self, signals=np.reshape([(c, one) for c, own in past.items() for one in own], (-1, 2)))
 
 
 class FedMeZO(Averaged, Population):
