@@ -1,6 +1,6 @@
 """Tensors seen as one vector in blocks, as the kernels work on it: where each element lies, and what it belongs to."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -168,11 +168,10 @@ def move_entries(vector: Vector, change: Entries) -> None:
     """
     check_scale(change.scale)
     at = end = 0
-    for patch in change.patches:
-        at = _check(patch, at, vector.layout.size)
+    ends = [at := _check(patch, at, vector.layout.size) for patch in change.patches]
     for parameter in vector.parameters:
         elements, begin, end = flat(parameter), end, end + parameter.numel()
-        for patch in change.patches:
+        for patch in change.patches[bisect_right(ends, begin) : bisect_left(ends, end) + 1]:
             where, values = patch.within(begin, end)
             if len(values):
                 which = where if isinstance(where, slice) else torch.from_numpy(where).to(parameter.device)
