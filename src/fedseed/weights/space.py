@@ -9,6 +9,7 @@ import torch
 
 from fedseed.optimizers.rules import Moments, Rule
 from fedseed.randomness import Basis, kernels
+from fedseed.randomness.kernels.reference import sum_in_order
 from fedseed.weights import moving, projection
 from fedseed.weights.change import Add, Average, Change, Coefficients, Entries, Floats, Optimize, Rebuild, Replace, Term
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
@@ -240,7 +241,7 @@ class ParameterSpace:
         spec, parts = basis.spec_on(layout.matrices), []
         for k, start, length in zip(counts, layout.boundaries, layout.block_sizes, strict=False):
             parts.append(kernel.project(spec, first, int(k), delta[start : start + length], start, length))
-        return np.asarray(np.sum(parts, axis=0, dtype=np.float64), dtype=np.float32) if whole else parts
+        return sum_in_order(np.array(parts, dtype=np.float64), axis=0).astype(np.float32) if whole else parts
 
     @contextmanager
     def perturbed(self, basis: Basis, k: int, scale: float, often: bool = False) -> Iterator[None]:
