@@ -69,7 +69,7 @@ class Rewarded(Objective):
         """Returns minus each answer's reward: float32, no gradient; NaN where a reward is not finite.
 
         Raises:
-            FedseedError: the reward function raised, or returned no number.
+            FedseedError: the reward function raised, returned no number, or took too long.
         """
         return self.judged(items, self.answers(model, items), next(model.parameters()).device)
 

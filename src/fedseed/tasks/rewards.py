@@ -5,14 +5,16 @@ Methods that need no gradients are given minus the mean reward where others have
 
 import logging
 from collections.abc import Callable, Sequence
-from math import isfinite
+from concurrent.futures import Future
+from math import isfinite, nan
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.registry import Registry, load_module, one_line, resolve
+from fedseed.registry import INCIDENTAL, Registry, load_module, one_line, resolve
 from fedseed.tasks import metrics
 from fedseed.tasks.data import Example
 from fedseed.text import shown
@@ -32,6 +34,7 @@ class RewardSettings(BaseModel):
             "my_package.rewards:score": called with a prompt, the answer generated after it, and the example, it returns
             a number, the more the better. It is code, so whoever runs the recipe has to agree (`--trust-plugins`).
         max_new_tokens: of an answer. Answers are greedy: the likeliest token each time.
+        seconds: what the function may take for one answer; after that the run ends with an error.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -39,6 +42,7 @@ class RewardSettings(BaseModel):
     name: str | None = None
     function: str | None = None
     max_new_tokens: PositiveInt = 32
+    seconds: Annotated[PositiveFloat, INCIDENTAL] = 60.0
 
     def problem(self) -> str | None:
         """Returns what is wrong with the table, with key and value; None if nothing is."""
@@ -74,42 +78,52 @@ def placed(function: str, folder: Path | None) -> str:
 
 
 class Judge:
-    """A reward function, with checks of what it returns.
+    """A reward function, with a time limit and checks of what it returns.
 
     Args:
         function: the reward.
         about: what errors call it.
+        seconds: how long it may take for one answer.
     """
 
-    def __init__(self, function: Reward, about: str = "") -> None:
+    def __init__(self, function: Reward, about: str = "", seconds: float = 60.0) -> None:
         self.function = function
         self.about = about or str(getattr(function, "__qualname__", function))
+        self.seconds = seconds
         self._warned = False
 
     def __call__(self, examples: Sequence[Example], answers: Sequence[str]) -> list[float]:
         """Returns each answer's reward; NaN where it is not finite, which is logged once.
 
         Raises:
-            FedseedError: the function raised, or returned no number; names the example.
+            FedseedError: the function raised, returned no number, or took too long; names the example.
         """
         return [self._number(example, answer) for example, answer in zip(examples, answers, strict=True)]
 
     def _number(self, example: Example, answer: str) -> float:
+        said: Future[Any] = Future()
+
+        def ask() -> None:
+            try:
+                said.set_result(self.function(example.prompt, answer, example))
+            except Exception as error:
+                said.set_exception(error)
+
+        Thread(target=ask, name="reward", daemon=True).start()  # only such a thread can be left where it hangs
         try:
-            value: Any = self.function(example.prompt, answer, example)
+            value = said.result(self.seconds)
         except Exception as error:
-            raise self._error(f"raised {one_line(error)}", example, answer) from error
+            what = f"raised {one_line(error)}" if said.done() else f"has no answer after {self.seconds:g} s"
+            raise self._error(what, example, answer) from error
         try:
             number = float("no") if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, OverflowError) as error:
             what = f"returned {shown(repr(value), SHOWN)} ({type(value).__name__}), not a number"
             raise self._error(what, example, answer) from error
-        if isfinite(number):
-            return number
-        if not self._warned:
+        if not isfinite(number) and not self._warned:
             self._warned = True
             logger.warning("%s", self._error(f"returned {number}: such an estimate is left out", example, answer))
-        return float("nan")
+        return number if isfinite(number) else nan
 
     def _error(self, what: str, example: Example, answer: str) -> FedseedError:
         prompt, said = (shown(repr(text), SHOWN) for text in (example.prompt, answer))
