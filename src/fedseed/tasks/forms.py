@@ -260,13 +260,13 @@ def with_all_labels(parts: Sequence[Sequence[SourceLine]], wanted: Sequence[str]
         RecipeError: there are fewer than two labels.
     """
     lines = [line for part in parts for line in part]
-    labels = [f" {label}" for label in wanted] or sorted({line.made.options[0] for line in lines})
+    labels = tuple(f" {label}" for label in wanted) or tuple(sorted({line.made.options[0] for line in lines}))
     if len(labels) < 2 and lines:
         only = f"all labels are {labels[0].strip()!r}; there must be two at least to choose among"
         raise RecipeError(f"{lines[0].row.where}: {only}")
 
     def finished(line: SourceLine) -> SourceLine:
         gold = labels.index(line.made.options[0])
-        return replace(line, made=replace(line.made, options=tuple(labels), gold=gold))
+        return replace(line, made=replace(line.made, options=labels, gold=gold))
 
     return [[finished(line) for line in part] for part in parts]
