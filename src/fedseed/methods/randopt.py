@@ -101,8 +101,7 @@ class RandOpt(Stepwise):
 
     def _descended(self, state: StepState, step: Chosen) -> tuple[Floats, list[Term]]:
         """Returns -1 / k for each direction that was chosen, and a term for each of these alone."""
-        numbers = step.chosen.astype(np.int64)
-        coefficients = np.zeros(self.candidates if len(numbers) else 0, dtype=np.float32)
-        coefficients[numbers] = np.float32(-1 / self.best)
+        coefficients = np.zeros(self.candidates if len(step.chosen) else 0, dtype=np.float32)
+        coefficients[step.chosen] = np.float32(-1 / self.best)
         basis, first = self.directions(state.seed), state.done * self.candidates
-        return coefficients, [Term(basis, coefficients[j : j + 1], first + j) for j in numbers.tolist()]
+        return coefficients, [Term(basis, coefficients[j : j + 1], first + j) for j in step.chosen.tolist()]

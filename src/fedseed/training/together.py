@@ -58,7 +58,7 @@ class SharedLosses:
         """Returns the batch of member `number`; draws all members' batches at the first call."""
         if not self._drawn:
             self._size = size
-            self._drawn = [next(m.own.batches(size)) if m.own.items else [] for m in self.members]
+            self._drawn = [next(LocalClient.batches(m, size)) if m.items else [] for m in self.members]
         if size != self._size:
             raise ValueError("clients that share losses draw one batch of one size a round")
         if not self._drawn[number]:
@@ -82,7 +82,7 @@ class SharedLosses:
         seen = self._known.get(look)
         if seen is None:
             start = time.perf_counter()
-            first = self.members[0].own
+            first = self.members[0]
             losses = part_losses(first.space, first.objective, self._drawn, *look)
             seen = self.found[look] = Seen(losses, time.perf_counter() - start)
         cost.seconds["local"] = cost.seconds.get("local", 0.0) + seen.seconds
@@ -95,7 +95,6 @@ class SharingLosses(LocalClient):
 
     def __init__(self, own: LocalClient, together: SharedLosses, index: int) -> None:
         super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number, own.memory, own.cost)
-        self.own = own
         self._together = together
         self._index = index
 
