@@ -60,29 +60,25 @@ class _LookedUpRows(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls `func`, or looks rows up itself; torch calls this in place of `func`, with the mode off inside."""
-        if func is functional.embedding and torch.is_grad_enabled() and not kwargs:
-            return self._look_up(*args)
-        return func(*args, **(kwargs or {}))
+        look_up = func is functional.embedding and torch.is_grad_enabled()
+        return (self._look_up if look_up else func)(*args, **(kwargs or {}))
 
     def _look_up(
-        self, input: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None, max_norm: float | None = None,
-        norm_type: float = 2.0, *more: bool,
-    ) -> torch.Tensor:  # fmt: skip
-        if id(weight) not in self._index or max_norm is not None or any(more) or input.numel() > FEW:
-            return functional.embedding(input, weight, padding_idx, max_norm, norm_type, *more)
-        index, rows = self._index[id(weight)], input.reshape(-1)
+        self, input: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None, **how: Any
+    ) -> torch.Tensor:
+        special = how.get("max_norm") is not None or how.get("scale_grad_by_freq") or how.get("sparse")
+        if id(weight) not in self._index or special or input.numel() > FEW:
+            return functional.embedding(input, weight, padding_idx, **how)
+        index, (unique, which) = self._index[id(weight)], torch.unique(input, return_inverse=True)
+        rows = functional.embedding(unique, weight.detach()).requires_grad_()
 
-        def arrived(out: torch.Tensor) -> None:
-            gradient, out.grad = out.grad, None
+        def arrived(rows: torch.Tensor) -> None:
+            gradient, rows.grad = rows.grad, None
             assert gradient is not None
             with torch.no_grad():
-                unique, which = torch.unique(rows, return_inverse=True)
-                flat = gradient.reshape(len(rows), -1)
                 if padding_idx is not None:  # its row does not learn
-                    flat = flat * (rows != padding_idx).unsqueeze(1)
-                summed = flat.new_zeros(len(unique), flat.shape[1]).index_add_(0, which, flat)
-                self._take_rows(index, unique, summed)
+                    gradient = gradient.masked_fill((unique == padding_idx).unsqueeze(1), 0.0)
+                self._take_rows(index, unique, gradient)
 
-        out = functional.embedding(input, weight.detach(), padding_idx).requires_grad_()
-        out.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
-        return out.clone()  # a leaf could not be changed in place by the model
+        rows.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+        return functional.embedding(which, rows)  # whose backward adds up in order, on a GPU too
