@@ -16,7 +16,7 @@ from fedseed.objectives.losses import Objective
 from fedseed.processes import warm
 from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of, learning
-from fedseed.runs.learner import hosted_of
+from fedseed.runs.learner import hosted_of, loss_of
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.rates import find_rate, settled, with_rate
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
@@ -43,7 +43,7 @@ class Federation(Simulation):
             model; measured at round 0, every `evaluate_every` rounds and at the end.
         progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a terminal.
         tokenizer: the model's; rows need it.
-        settings: the other settings of `RunSpec`, such as `per_round=2, seed=1, out="runs/mine"`.
+        settings: the other settings of `RunSpec`, such as `per_round=2, seed=1, out="runs/mine"`; and `workers`.
 
     Raises:
         RecipeError: something of it can't be; says what.
@@ -54,18 +54,22 @@ class Federation(Simulation):
         rounds: int = 1, evaluation: Any = None, progress: Progress | bool | None = None, tokenizer: Any = None,
         **settings: Any,
     ) -> None:  # fmt: skip
+        workers: Workers | None = settings.pop("workers", None)
         clients = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(datasets)]
-        if evaluation is not None and not callable(evaluation) and not isinstance(evaluation, Mapping):
-            evaluation = {"": evaluation}
+        measure = evaluation if callable(evaluation) else None
+        held_out = {} if callable(evaluation) or evaluation is None else evaluation
+        held_out = held_out if isinstance(held_out, Mapping) else {"": held_out}
         if tokenizer is not None:
-            sets, held_out = {c.name: c.examples for c in clients}, {} if callable(evaluation) else evaluation or {}
-            fitting, examples, measure, more = learning(model, tokenizer, sets, held_out)
+            sets = {client.name: client.examples for client in clients}
+            fitting, examples, fits, more = learning(model, tokenizer, sets, held_out)
             clients = [ClientData(name, own) for name, own in examples.items()]
-            objective, evaluation = objective or fitting, evaluation if callable(evaluation) else measure
+            objective, measure = objective or fitting, measure or fits
             settings = {"base": str(getattr(model, "name_or_path", "")), **more, **settings}
         if objective is None:
             raise RecipeError("Federation: give the model's tokenizer, or an objective (fedseed.objectives)")
-        super().__init__(model, clients, method, objective, rounds, evaluation, progress, **settings)
+        spec = RunSpec(method, rounds, **settings) if isinstance(method, Method) else method
+        measure, names = measure or loss_of(objective, held_out), [client.name for client in clients]
+        super().__init__(spec, hosted_of(spec, model, objective, clients, names, measure), progress, workers)
 
     @classmethod
     def from_file(
@@ -162,7 +166,9 @@ def build(
         if recipe.model.base not in PACKAGED and not base.is_absolute() and base.is_dir():
             more["base_folder"] = str(base.resolve())  # the path means another place from elsewhere
         spec, hosted = host(recipe, data, [one.name for one in data.clients], evaluate_with, out, **more)
-        return Federation.of(spec, hosted, progress, team)
+        made = Federation.__new__(Federation)
+        Simulation.__init__(made, spec, hosted, progress, team)
+        return made
     except BaseException:
         if team is not None:
             team.close()

@@ -31,6 +31,7 @@ from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.runs.equipment import Equipment, equip
+from fedseed.runs.learner import hosted_of
 from fedseed.runs.loop import rate_of
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.simulation import Simulation
@@ -138,7 +139,9 @@ class _Trials:
             base=self.recipe.model.base, base_digest=equipment.base_digest or "00" * 16, trainable=equipment.trainable,
             adapter=self.recipe.model.adapter, joint=self.recipe.federation.joint,
         )  # fmt: skip
-        trial = Simulation(equipment.model, self.clients, spec, equipment.objective, evaluation={}, progress=False)
+        names = [client.name for client in self.clients]
+        hosted = hosted_of(spec, equipment.model, equipment.objective, self.clients, names, lambda model: {})
+        trial = Simulation(spec, hosted, progress=False)
         self.start = trial.worker.space.snapshot()
         summary = trial.run().summary
         self.units += rounds * clients

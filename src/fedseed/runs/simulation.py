@@ -6,10 +6,10 @@ work may be dealt to local processes (`workers`), with the same results; coordin
 
 import time
 import weakref
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -28,21 +28,18 @@ from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.worker import Answer, cost_of
 from fedseed.methods import Method
 from fedseed.models import adapters
-from fedseed.objectives.losses import Objective
 from fedseed.orbit import NO_DIGEST, Record
 from fedseed.orbit.card import Facts, card
 from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.progress import Progress, Silent, shown_by
 from fedseed.reports.results import RoundLine
 from fedseed.runs.costs import RunResult
-from fedseed.runs.equipment import Evaluation
 from fedseed.runs.folder import MEMORY, RunFolder
-from fedseed.runs.learner import hosted_of, limited, loss_of, peak_memory
+from fedseed.runs.learner import limited, peak_memory
 from fedseed.runs.loop import Run
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import Restored
 from fedseed.runs.workers import Evaluate, Train, Work, Workers
-from fedseed.tasks.data import ClientData
 from fedseed.training.memory import Memory
 from fedseed.transport.base import CoordinatorEnd
 
@@ -217,60 +214,18 @@ class Simulation(Run):
     """A simulated federation: the clients' work is done one after the other, or by several processes of this machine.
 
     Args:
-        model: the base, any torch module; it is tuned in place.
-        clients: the data holders (`ClientData`), or just one list of examples per client.
-        method: the method and its settings; or all that the run is (`RunSpec`), in place of `rounds` and `settings`.
-        objective: makes losses of examples.
-        rounds: how many.
-        evaluation: held-out examples by prefix ("" for the main one), or a function of the model; measured at
-            round 0, every `evaluate_every` rounds and at the end.
+        spec: what the run is.
+        hosted: the model at its base, with the examples of all clients.
         progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a terminal.
         workers: local processes to deal the clients to, with the results that one process with as many threads has.
-        settings: the other settings of `RunSpec`, such as `per_round=2, seed=1, out="runs/mine"`.
 
     Raises:
         RecipeError: something of it can't be; says what.
     """
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        clients: Sequence[ClientData | Sequence[Any]],
-        method: Method | RunSpec,
-        objective: Objective,
-        rounds: int = 1,
-        evaluation: Mapping[str, Sequence[Any]] | Evaluation | None = None,
-        progress: Progress | bool | None = None,
-        workers: Workers | None = None,
-        **settings: Any,
+        self, spec: RunSpec, hosted: Hosted, progress: Progress | bool | None = None, workers: Workers | None = None
     ) -> None:
-        spec = RunSpec(method, rounds, **settings) if isinstance(method, Method) else method
-        named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
-        evaluate = evaluation if callable(evaluation) else loss_of(objective, evaluation or {})
-        hosted = hosted_of(spec, model, objective, named, [client.name for client in named], evaluate)
-        self._take(spec, hosted, progress, workers)
-
-    @classmethod
-    def of(
-        cls, spec: RunSpec, hosted: Hosted, progress: Progress | bool | None = None,
-        workers: Workers | None = None,
-    ) -> Self:  # fmt: skip
-        """Returns a simulation of what is there already.
-
-        Args:
-            spec: what the run is.
-            hosted: the model at its base, with the examples of all clients.
-            progress: as above.
-            workers: as above.
-
-        Raises:
-            RecipeError: something of it can't be; says what.
-        """
-        made = cls.__new__(cls)
-        made._take(spec, hosted, progress, workers)
-        return made
-
-    def _take(self, spec: RunSpec, hosted: Hosted, progress: Progress | bool | None, workers: Workers | None) -> None:
         super().__init__(shown_by(progress))
         names = self.names = list(hosted.names)
         per_round = len(names) if spec.per_round is None else spec.per_round
