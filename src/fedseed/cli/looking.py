@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -116,13 +116,16 @@ def preview(
     """Show examples as tokens, what counts for the loss, what is cut. Needs the data and the tokenizer, no weights."""
     checked = reading.read(recipe)
     from fedseed.models.loading import quiet  # torch from here on
+    from fedseed.runs.preview import COUNTED
     from fedseed.runs.preview import preview as look
 
     quiet()
     found = look(checked, client, examples, held_out)
     for line in found.notes:
         console.print(line, highlight=False, soft_wrap=True)
-    console.print(clients_table(found.clients))
+    rows, more = found.clients[:SHOWN_CLIENTS], len(found.clients) - SHOWN_CLIENTS
+    rest = [[f"{more:,} more", *[""] * (len(COUNTED) - 1)]] if more > 0 else []
+    console.print(plain_table(COUNTED, [*rows, *rest]))
     console.print(
         f"Parts: what is learnt from. Median, longest: their tokens; what is over {found.limit} is left out or cut. "
         "Count: the share of tokens that count for the loss.",
@@ -158,18 +161,6 @@ def tokens_text(pieces: Sequence[tuple[str, bool]], coloured: bool) -> Text:
             before = learnt
         made.append(end)
     return made.append("]]") if before else made
-
-
-def clients_table(clients: Sequence[Any]) -> Table:
-    """Returns what each client has: examples, tokens, and how many of these count."""
-    rows = []
-    for one in clients[:SHOWN_CLIENTS]:
-        values = (one.examples, one.dropped, one.items, one.cut, one.median, one.longest)
-        share = f"{one.learnt / one.tokens:.0%}" if one.tokens else "-"
-        rows.append([one.name, *(f"{value:,}" for value in values), share])
-    if len(clients) > SHOWN_CLIENTS:
-        rows.append([f"{len(clients) - SHOWN_CLIENTS:,} more", *[""] * 7])
-    return plain_table(("client", "examples", "left out", "parts", "cut", "median", "longest", "count"), rows)
 
 
 @grouped

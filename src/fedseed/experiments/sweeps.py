@@ -35,14 +35,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fedseed.durable import write_whole
 from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.processes import start
 from fedseed.randomness.seed import Seed, check_seed
 from fedseed.registry import COMMANDS, resolve
-from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet, write_comparison
+from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import Sheet
+from fedseed.reports.view import view_folder
 from fedseed.runs.folder import RunFolder, discard
 from fedseed.runs.keys import explain
 from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe, read_toml
@@ -197,6 +199,11 @@ class SweepLine:
     edge: str | None
     folders: Mapping[int, Path]
     failed: Mapping[int, str]
+
+    def compared(self) -> Compared:
+        """Returns the line with the summaries of its runs."""
+        chosen = f" [{' '.join(map(_short, self.point))}]" if self.tried else ""
+        return Compared(self.label, list(map(read_summary, self.folders.values())), chosen, len(self.failed))
 
 
 def _combinations(values: Mapping[str, list[Any]]) -> list[Point]:
@@ -625,7 +632,7 @@ def sheets(sweep: Sweep, lines: Sequence[SweepLine], brief: bool = False) -> lis
     """
     made = []
     for scenario in sweep.scenarios:
-        compared = _compared(lines, scenario)
+        compared = [line.compared() for line in lines if line.scenario == scenario.name]
         title = _joined(sweep.title, scenario.name, by=": ")
         made.append(results_sheet(title, compared, len(sweep.seeds), brief))
         made.append(costs_sheet(_joined("Costs of a round", scenario.name, by=": "), compared))
@@ -644,17 +651,6 @@ def sheets(sweep: Sweep, lines: Sequence[SweepLine], brief: bool = False) -> lis
     return made
 
 
-def _compared(lines: Sequence[SweepLine], scenario: Scenario) -> list[Compared]:
-    """Returns the lines of a scenario with the summaries of their runs."""
-    made = []
-    for line in lines:
-        if line.scenario == scenario.name:
-            found = [read_summary(folder) for folder in line.folders.values()]
-            chosen = f" [{' '.join(map(_short, line.point))}]" if line.tried else ""
-            made.append(Compared(line.label, found, chosen, len(line.failed)))
-    return made
-
-
 def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[str]:
     """Writes tables as text and Markdown, everything as JSON, a page and a picture.
 
@@ -663,20 +659,33 @@ def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[s
     Returns:
         Of a sweep with one scenario what its numbers say, a sentence for each line.
     """
-    said = comparison_lines(_compared(lines, sweep.scenarios[0])) if len(sweep.scenarios) == 1 else []
-    content = [
-        {
+    from fedseed.reports.charts import curves
+    from fedseed.reports.pages import comparison_page  # Jinja and Matplotlib take a while to import
+    from fedseed.reports.plots import draw
+
+    tables, views, panels, content = sheets(sweep, lines), {}, [], []
+    said = comparison_lines([line.compared() for line in lines]) if len(sweep.scenarios) == 1 else []
+    for scenario in sweep.scenarios:
+        runs = views[scenario.name] = {
+            line.label: [view_folder(folder) for folder in line.folders.values()]
+            for line in lines
+            if line.scenario == scenario.name and line.folders
+        }
+        panels += curves({label: [view.lines for view in seeds] for label, seeds in runs.items()}, scenario.name)
+    for line in lines:
+        content.append({
             "scenario": line.scenario,
             "label": line.label,
             "chosen": list(line.point),
             "tried": [{"settings": list(p), "value": v} for p, v in line.tried.items()],
             "failed": {str(seed): text for seed, text in line.failed.items()},
             "summaries": {str(seed): read_summary(folder) for seed, folder in line.folders.items()},
-        }
-        for line in lines
-    ]
-    folders: dict[str, dict[str, list[Path]]] = {scenario.name: {} for scenario in sweep.scenarios}
-    for line in lines:
-        folders[line.scenario][line.label] = list(line.folders.values())
-    write_comparison(out, sweep.title or "Comparison", folders, sheets(sweep, lines), content, said)
+        })  # fmt: skip
+    end = ["".join(f"{text}\n" for text in said)] if said else []
+    write_whole(out / "compare.txt", "\n".join([*(sheet.text() for sheet in tables), *end]).encode())
+    write_whole(out / "compare.md", "\n".join([*(sheet.markdown() for sheet in tables), *end]).encode())
+    write_whole(out / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
+    draw(panels, out / "compare.png", across=4)
+    page = comparison_page(sweep.title or "Comparison", views, tables, said)
+    write_whole(out / "compare.html", page.encode())
     return said

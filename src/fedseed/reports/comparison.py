@@ -1,21 +1,17 @@
-"""Puts runs side by side, and writes compare.txt, .md, .json, .html and .png. Free of torch."""
+"""Puts runs side by side: tables, and sentences about them. Free of torch."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import nan
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedseed.durable import write_whole
 from fedseed.errors import plural
 from fedseed.metrics import metric_of, metric_text, metric_title, shown_metrics
 from fedseed.reports.results import PHASES
 from fedseed.reports.tables import Sheet, human_bytes, human_seconds, mean_and_deviation, privacy_spent
-from fedseed.reports.view import view_folder
 
 Summary = Mapping[str, Any]
 
@@ -155,43 +151,3 @@ def comparison_lines(lines: Sequence[Compared]) -> list[str]:
         kept = f"{label} keeps {own / gained[most]:.0%} of {most}'s loss improvement"
         said.append(f"{kept} with {'about as many' if ratio < 1.05 else times} bytes.")
     return said
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-Folders = Mapping[str, Mapping[str, Sequence[Path]]]  # of finished runs, by scenario ("": there is one only) and label
-
-
-def write_comparison(
-    out: Path, title: str, folders: Folders, sheets: Sequence[Sheet], content: Any, lines: Sequence[str] = ()
-) -> None:
-    """Writes compare.txt, .md, .json, .html and .png.
-
-    Args:
-        out: the folder.
-        title: of the page.
-        folders: of the runs whose curves are shown.
-        sheets: the tables.
-        content: everything, for programs.
-        lines: what the numbers come to, in a sentence each.
-    """
-    from fedseed.reports.charts import curves
-    from fedseed.reports.pages import comparison_page  # Jinja and Matplotlib take a while to import
-    from fedseed.reports.plots import draw
-
-    said = "".join(f"{line}\n" for line in lines)
-    text = [sheet.text() for sheet in sheets] + ([said] if said else [])
-    marked = [sheet.markdown() for sheet in sheets] + ([said] if said else [])
-    write_whole(out / "compare.txt", "\n".join(text).encode())
-    write_whole(out / "compare.md", "\n".join(marked).encode())
-    write_whole(out / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
-    views = {
-        scenario: {label: [view_folder(folder) for folder in seeds] for label, seeds in runs.items() if seeds}
-        for scenario, runs in folders.items()
-    }
-    panels = []
-    for scenario, runs in views.items():
-        panels += curves({label: [view.lines for view in seeds] for label, seeds in runs.items()}, scenario)
-    draw(panels, out / "compare.png", across=4)
-    write_whole(out / "compare.html", comparison_page(title, views, sheets, lines).encode())

@@ -78,14 +78,10 @@ class RunView:
     @property
     def measured(self) -> list[str]:
         """Returns the names of the metrics that are measured on held-out examples."""
-        if self.summary is not None:
-            return list(self.summary["baseline"])
         return list(self.lines[0].metrics) if self.lines else []
 
     def before_and_after(self, name: str) -> tuple[float | None, float | None]:
         """Returns a metric before any round, and the newest value; None where it was not measured."""
-        if self.summary is not None:
-            return self.summary["baseline"].get(name), self.summary["final"].get(name)
         found = self.curve(name)
         return (found[0][1] if found and found[0][0] == 0 else None), (found[-1][1] if found else None)
 
@@ -100,8 +96,6 @@ class RunView:
 
     def payload(self) -> tuple[float, float] | None:
         """Returns the mean payload bytes of a client and round, up and down; None before the first round."""
-        if self.summary is not None:
-            return self.summary["payload_bytes_up"], self.summary["payload_bytes_down"]
         lines = [line for line in self.lines if line.round > 0]
         count = sum(line.rounds for line in lines)
         if not count:

@@ -79,8 +79,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", "*classifier*"] for both'
         )
     room = longest_input(model)
-    left = None if room is None else room - adapters.virtual_tokens(adapter)  # an adapter's tokens take room, too
-    objective, measured, limit = _objective(recipe, data, kind, processor, left)
+    objective, measured, limit = objective_of(recipe, data, kind, processor, room_left(recipe, model))
     classes = () if head is None else head.classes
     return Equipment(model, processor, trainable, objective, kind, measured, limit, room, digest, classes)
 
@@ -99,7 +98,7 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
     if type(whole).__name__ not in loader.classes():
         raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
     room = longest_input(model)
-    objective, measured, limit = _objective(recipe, data, kind, processor, room)
+    objective, measured, limit = objective_of(recipe, data, kind, processor, room)
     return Equipment(model, processor, None, objective, kind, measured, limit, room)
 
 
@@ -186,12 +185,22 @@ def kind_for(
     return kind, Head(classes, recipe.seed) if classes else None
 
 
-def _objective(
+def room_left(recipe: Recipe, model: Any) -> int | None:
+    """Returns how many tokens a base takes besides those of the recipe's adapter; None: any number."""
+    room = longest_input(model)
+    adapter = adapters.chosen(recipe.model.adapter, recipe.method.adapter, recipe.method.name)
+    return None if room is None else room - adapters.virtual_tokens(adapter)
+
+
+def objective_of(
     recipe: Recipe, data: TaskData, kind: "ExampleKind", processor: Any, positions: int | None
 ) -> tuple[Objective, EvaluationSettings, str]:
     """Returns the objective for so many positions, the evaluation settings within them, and what makes one too long.
 
     The processor is given the chat template that the data is written by, so that the exported model has it.
+
+    Raises:
+        RecipeError: the examples can't be made ready by such a processor.
     """
     measured, limit = within(recipe.evaluation, positions)
     if data.chat_template:
@@ -231,18 +240,15 @@ def evaluation_of(
     objective, measured = equipment.objective, equipment.measured
     if recipe.stopping is not None and not data.validation:
         raise RecipeError(f'stopping: task.name = "{recipe.task.name}" has no validation examples to stop by')
+    kept = {"validation_": data.validation} if recipe.stopping else {}
     try:
-        sets, notes = prepare_sets(objective, data.evaluation, equipment.limit)
-        kept, more = prepare_sets(
-            objective, {"validation_": data.validation} if recipe.stopping else {}, equipment.limit
-        )
+        sets, notes = prepare_sets(objective, {**data.evaluation, **kept}, equipment.limit)
     except ValueError as error:
         base = recipe.model.base
         raise RecipeError(f'task.name = "{recipe.task.name}" with model.base = "{base}": {error}') from error
-    notes += more
+    validation = [item for prefix in kept for item in sets.pop(prefix).items]
     if data.scores:
         notes += short_answers(objective, sets, equipment.room, measured)
-    validation = [item for one in kept.values() for item in one.items]
 
     def evaluate(model: Any) -> dict[str, float]:
         found = ((key, equipment.kind.measure(model, objective, one, data, measured)) for key, one in sets.items())

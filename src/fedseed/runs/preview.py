@@ -5,7 +5,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from fedseed.errors import RecipeError
-from fedseed.models import adapters
 from fedseed.models.architectures import LOADERS
 from fedseed.models.loading import outline, reach
 from fedseed.objectives.classification import ClassifiedText
@@ -13,8 +12,8 @@ from fedseed.objectives.losses import Objective, Options
 from fedseed.objectives.masked import Blank, Prompted
 from fedseed.objectives.prepared import about, idle, prepare
 from fedseed.objectives.rewarded import Asked
-from fedseed.objectives.tokens import Tokens, longest_input
-from fedseed.runs.equipment import kind_for, within
+from fedseed.objectives.tokens import Tokens
+from fedseed.runs.equipment import kind_for, objective_of, room_left
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Picture, TaskData
 from fedseed.text import first_line
@@ -28,24 +27,15 @@ class Shown(NamedTuple):
     note: str = ""  # what else there is to know, such as the other options
 
 
-class Counts(NamedTuple):
-    """What a client has."""
-
-    name: str
-    examples: int
-    items: int  # what they became: more, where a chat or a text is learnt in parts
-    dropped: int  # examples left out
-    cut: int  # examples cut
-    median: int  # tokens of the item in the middle
-    longest: int
-    tokens: int  # of all items
-    learnt: int  # tokens that count for the loss
+# what is counted of a client: its examples, the parts they are learnt in, the tokens of the part in the middle and of
+# the longest, and the share of all tokens that count for the loss
+COUNTED = ("client", "examples", "left out", "parts", "cut", "median", "longest", "count")
 
 
 class Preview(NamedTuple):
     """What there is to see of a recipe's data."""
 
-    clients: list[Counts]
+    clients: list[tuple[str, ...]]  # of each as `COUNTED` says
     shown: list[Shown]
     limit: str  # what makes an example too long
     notes: tuple[str, ...]
@@ -68,17 +58,18 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2, held_o
     if client is not None and client not in named:
         raise RecipeError(f"--client {client}: there is no such client, but {', '.join(list(named)[:12])}")
     objective, limit = _objective(recipe, data)
+    held = [example for part in data.evaluation.values() for example in part]
+    whose = named[client] if client is not None else data.clients[0]
+    wanted, name = (held, "held out") if held_out else (list(whose.examples), whose.name)
     prepared = [prepare(objective, one.name, one.examples) for one in data.clients]
     counted = []
     for one in prepared:
         sequences = [_sequence(item) for item in one.items]
-        lengths, learnt = [len(each.ids) for each in sequences], sum(each.terms for each in sequences)
-        middle, longest = round(median(lengths)) if lengths else 0, max(lengths, default=0)
-        numbers = len(named[one.name].examples), len(one.items), one.dropped, one.cut, middle, longest, sum(lengths)
-        counted.append(Counts(one.name, *numbers, learnt))
-    whose = named[client] if client is not None else data.clients[0]
-    held = [example for part in data.evaluation.values() for example in part]
-    wanted, name = (held, "held out") if held_out else (list(whose.examples), whose.name)
+        lengths = [len(each.ids) for each in sequences] or [0]
+        share = sum(each.terms for each in sequences) / max(1, sum(lengths))
+        numbers = len(named[one.name].examples), one.dropped, len(one.items), one.cut
+        texts = (f"{number:,}" for number in (*numbers, round(median(lengths)), max(lengths)))
+        counted.append((one.name, *texts, f"{share:.0%}" if sequences else "-"))
     shown = []
     for number, example in enumerate(wanted[:examples], 1):
         place = f" ({example.where})" if getattr(example, "where", "") else ""
@@ -103,15 +94,13 @@ def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
         settings.base, trust_remote_code=settings.trust_remote_code, architecture=kind.architecture, head=head,
         device="meta",
     )  # fmt: skip
-    adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
-    room = longest_input(model)
-    measured, limit = within(recipe.evaluation, None if room is None else room - adapters.virtual_tokens(adapter))
     try:
         processor = LOADERS[kind.architecture].processor(reach(settings.base), settings.trust_remote_code)
-        return kind.objective(processor, measured), limit
     except (OSError, ValueError, ImportError) as error:
         reason = first_line(error)
         raise RecipeError(f'model.base = "{settings.base}": its tokenizer can\'t be used ({reason})') from error
+    objective, _, limit = objective_of(recipe, data, kind, processor, room_left(recipe, model))
+    return objective, limit
 
 
 def _sequence(item: Any) -> Tokens:

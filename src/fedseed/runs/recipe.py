@@ -3,7 +3,7 @@
 import logging
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from math import floor
@@ -79,13 +79,12 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
     raise RecipeError(f"{what}{path}: tables and lists are nested more than {MOST_DEEP} deep: this is no recipe")
 
 
-def overridden(data: dict[str, Any], overrides: Sequence[str], only: Callable[[str], bool]) -> None:
+def overridden(data: dict[str, Any], overrides: Sequence[str]) -> None:
     """Put the values of overrides, such as "method.directions=1000", into a recipe's tables.
 
     Args:
         data: the recipe, as it was read.
         overrides: "key=value" pairs.
-        only: says of a key whether it is replaced now.
 
     Raises:
         RecipeError: an override has another form.
@@ -95,8 +94,6 @@ def overridden(data: dict[str, Any], overrides: Sequence[str], only: Callable[[s
         keys = [k.strip() for k in key.split(".")]
         if not equals or not all(keys):
             raise RecipeError(f'--set {pair}: write key=value, such as "method.directions=1000"')
-        if not only(".".join(keys)):
-            continue
         table = data
         for k in keys[:-1]:
             table = table.setdefault(k, {})
@@ -558,9 +555,8 @@ def read_recipe(
         path = packaged[str(source)]
     data = read_toml(path)
     find_beside(data, path.parent)
-    overridden(data, overrides, lambda key: key == "plugins")  # they decide what else there can be
+    overridden(data, overrides)
     load_plugins(data, path, plugins, trust_plugins)
-    overridden(data, overrides, lambda key: key != "plugins")
     take_auto(data)
     typed = any(pair.partition("=")[0].replace(" ", "") == "reward.function" for pair in overrides)
     place_reward(data, path, typed or trust_plugins, None if typed else path.parent)
