@@ -94,11 +94,12 @@ def verify(
     if replay:
         recorded = sum(part.digest != NO_DIGEST for part in orbit.parts)
         from fedseed.models.loading import quiet
-        from fedseed.runs.tuned import replayed
+        from fedseed.runs.tuned import Source, open_tuned
 
         quiet()
         with stepping(screen, orbit.last) as tell:
-            digest = replayed(orbit, path, orbit.last, placing.base, placing.device, tell, check_all=True)[2]
+            tuned = open_tuned(Source(str(path), path), placing.base, None, placing.device, tell, check_all=True)
+        digest = None if tuned.facts is None else tuned.facts.digest
         found |= {"digests_compared": recorded, "digest": digest}
         right = f"{plural(recorded, 'recorded digest')} {'is' if recorded == 1 else 'are'} right"
         say(f"replayed: {right}; the last is {digest}", screen)

@@ -24,7 +24,6 @@ from fedseed.federation.hosted import WorkThread
 from fedseed.objectives.generation import Writer, Written
 from fedseed.orbit import Orbit
 from fedseed.own.swapper import Swapper
-from fedseed.runs.folder import CHAT_TEMPLATE
 from fedseed.runs.tuned import Source, base_of, find_source
 
 LARGEST = 1 << 20  # bytes of a request
@@ -178,16 +177,11 @@ class Service:
         model, self.tokenizer = base_of(Orbit.open(first).header, first, base, device)
         Writer(model, self.tokenizer)
         self.swapper = Swapper(model, {name: one.orbit for name, one in sources.items() if one.orbit}, keep)
-        self.templates = {name: self._template(source) for name, source in sources.items()}
+        self.templates = {name: one.chat_template or self.tokenizer.chat_template for name, one in sources.items()}
         self.most = most
         self.began = int(time.time())
         self._waiting = 0
         self._thread = WorkThread()
-
-    def _template(self, source: Source) -> str | None:
-        """Returns what writes chats for an orbit's model, as it is exported with it."""
-        own = None if source.folder is None else source.folder / CHAT_TEMPLATE
-        return own.read_text(encoding="utf-8") if own is not None and own.is_file() else self.tokenizer.chat_template
 
     def app(self) -> Starlette:
         """Returns what answers requests."""

@@ -5,7 +5,7 @@ of a method whose steps are whole weights has its newest ones loaded onto the ba
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,12 @@ class Source(NamedTuple):
         """Returns the run's complete recipe, if there is one."""
         path = None if self.folder is None else self.folder / "recipe.toml"
         return path if path is not None and path.is_file() else None
+
+    @property
+    def chat_template(self) -> str | None:
+        """Returns the template that the run has written its chats by, if it was not the base's own."""
+        path = None if self.folder is None else self.folder / CHAT_TEMPLATE
+        return path.read_text(encoding="utf-8") if path is not None and path.is_file() else None
 
 
 class Tuned(NamedTuple):
@@ -91,6 +97,7 @@ def open_tuned(
     upto: int | None = None,
     device: str = "cpu",
     progress: OnStep | None = None,
+    check_all: bool = False,
 ) -> Tuned:
     """Load a tuned model.
 
@@ -100,6 +107,7 @@ def open_tuned(
         upto: number of the last step to apply; None: all.
         device: where the model is to lie.
         progress: told of each step of a replay.
+        check_all: compare the weights with every digest that an orbit has, not with the last one alone.
 
     Raises:
         RecipeError: the base is not found; the round can't be had.
@@ -110,57 +118,30 @@ def open_tuned(
             given = "--upto" if upto is not None else "--base"
             raise RecipeError(f"{given}: {source.name} is a model as it is, neither a run nor an orbit")
         return Tuned(*_as_it_is(source.model, device), None, None, source)
+    from fedseed.orbit.replay import equip, replay
+
     if source.orbit is not None:
-        orbit = Orbit.open(source.orbit)
-        about: tuple[int, str, int | None] = orbit.last, source.orbit.name, orbit.size
+        path, orbit = source.orbit, Orbit.open(source.orbit)
+        about: tuple[int, str, int | None] = orbit.last, path.name, orbit.size
         header, count = orbit.header, orbit.check_upto(upto)
-        model, processor, digest = replayed(orbit, source.orbit, count, base, device, progress)
+        steps: Iterable[Record] = orbit.steps(count)
     else:
         assert source.weights is not None
-        found = read_weights(source.weights)
+        path, found = source.weights, read_weights(source.weights)
         header, count, about = found.header, found.round, (found.round, "", None)
+        steps = [Record(max(1, found.changed), found.data, found.digest)]
         if upto not in (None, count):
             raise RecipeError(
                 f"round {upto} of {source.name}: a run of {header.method.name} keeps its newest weights alone, which "
                 f"are those of round {count}"
             )
-        from fedseed.orbit.replay import replay
-
-        model, processor = _equipped(header, source.weights, base, device)
-        step = Record(max(1, found.changed), found.data, found.digest)
-        digest = replay(header, [step], model, None)
-    if source.folder is not None and (source.folder / CHAT_TEMPLATE).is_file():
-        processor.chat_template = (source.folder / CHAT_TEMPLATE).read_text(encoding="utf-8")
+    model, processor = base_of(header, path, base, device)
+    model = equip(header, model)
+    digest = replay(header, steps, model, progress and (lambda number: progress(number, count)), check_all)
+    if source.chat_template is not None:
+        processor.chat_template = source.chat_template
     facts = Facts(count, digest, *about, **_measured(source.folder, count))
     return Tuned(model, processor, header, facts, source)
-
-
-def replayed(
-    orbit: Orbit,
-    path: Path,
-    count: int,
-    base: str | None = None,
-    device: str = "cpu",
-    progress: OnStep | None = None,
-    check_all: bool = False,
-) -> tuple[Any, Any, str]:
-    """Load an orbit's base and replay the orbit onto it.
-
-    Args:
-        orbit: the orbit.
-        path: its file: a base of a relative path is looked for from there, too.
-        count: number of the last step to apply.
-        base: where the base is; None: where the run had it.
-        device: where the model is to lie.
-        progress: told of each step.
-        check_all: compare with every recorded digest.
-
-    Returns:
-        Model, tokenizer (or image processor), and the weights' digest.
-    """
-    model, processor = _equipped(orbit.header, path, base, device)
-    told = None if progress is None else lambda number: progress(number, count)
-    return model, processor, orbit.replay(model, count, told, check_all)
 
 
 def best_round(source: Source, metric: str) -> int:
@@ -176,14 +157,6 @@ def best_round(source: Source, metric: str) -> int:
     if metric not in best:
         raise RecipeError(f"--best {metric}: the run has measured {', '.join(best) or 'nothing'}")
     return int(best[metric]["round"])
-
-
-def _equipped(header: Header, path: Path, base: str | None, device: str) -> tuple[Any, Any]:
-    """Returns the base that a header names, with the adapter that is tuned, at the first weights."""
-    from fedseed.orbit.replay import equip
-
-    model, processor = base_of(header, path, base, device)
-    return equip(header, model), processor
 
 
 def base_of(header: Header, path: Path, base: str | None = None, device: str = "cpu") -> tuple[Any, Any]:
