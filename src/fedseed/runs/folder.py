@@ -131,9 +131,9 @@ class RunFolder:
             raise FedseedError(f"{path}: another process is running in this folder") from error
         try:
             if recipe is not None and "recipe.toml" not in there:
-                self.write_text("recipe.toml", recipe)
+                write_whole(path / "recipe.toml", recipe.encode())
             if chat_template and CHAT_TEMPLATE not in there:
-                self.write_text(CHAT_TEMPLATE, chat_template)
+                write_whole(path / CHAT_TEMPLATE, chat_template.encode())
             self._metrics = Appender(path / "metrics.jsonl")
         except BaseException:
             self._progress.close()
@@ -224,15 +224,11 @@ class RunFolder:
         self._metrics.append(line.written())
         self._progress.cut(0)  # the line says it all
 
-    def write_text(self, name: str, text: str) -> None:
-        """Write a text file so that it is either whole or not there."""
-        write_whole(self.path / name, text.encode())
-
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, last of all: the run is over."""
         self.release()
         (self.path / "progress.jsonl").unlink(missing_ok=True)
-        self.write_text("summary.json", json.dumps(summary, indent=2) + "\n")
+        write_whole(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
     def left(self) -> list[Path]:
         """Returns the files of a finished run that others may want to have."""

@@ -68,19 +68,20 @@ class Run(ABC):
 
     def __init__(self, progress: Progress) -> None:
         self.progress = Logged(progress)
-        self.store: StepStore | None = None  # where steps are kept; nowhere without a folder
+        self.folder: RunFolder | None = None  # what the run writes; None: nothing
+        self.store: StepStore | None = None  # where steps are kept, in the folder
         self._trackers = Trackers()
         self._warned = False
         self._began = ""
 
     # -- what subclasses do ------------------------------------------------------------------------------------------
 
-    def logged(self, folder: RunFolder) -> LoggedSteps | None:
+    def logged(self) -> LoggedSteps | None:
         """Returns what a log of the run holds; None: there is no log."""
         return None
 
     @abstractmethod
-    def catch_up(self, restored: Restored, folder: RunFolder) -> None:
+    def catch_up(self, restored: Restored) -> None:
         """Brings those with the weights to the last round that counts."""
 
     @abstractmethod
@@ -143,27 +144,27 @@ class Run(ABC):
         if extend and (said := extended(self.spec)):
             self.progress.note(said)
         self._keep_to_budget()
-        spec, folder = self.spec, None
+        spec = self.spec
         if spec.folder is not None:
-            folder = RunFolder(spec.folder, spec.recipe_text, resume, spec.chat_template)
-        if folder is not None and folder.finished:
-            self.progress.note(f"the run in {folder.path} is finished: nothing is changed")
-            return RunResult(read_summary(folder.path), read_metrics(folder.path), folder.path)
+            self.folder = RunFolder(spec.folder, spec.recipe_text, resume, spec.chat_template)
+            if self.folder.finished:
+                self.progress.note(f"the run in {spec.folder} is finished: nothing is changed")
+                return RunResult(read_summary(spec.folder), read_metrics(spec.folder), spec.folder)
         self._began = stamp()
         self._downloads = Downloads(spec.method, len(self.names))
         self._trackers = Trackers(spec.trackers, self.progress.warn)
         try:
-            return self._run(folder)
+            return self._run()
         finally:
-            if folder is not None:
-                folder.release()
+            if self.folder is not None:
+                self.folder.release()
             self._trackers.close()
             if self.store is not None:
                 self.store.release()
             self.progress.close()
 
-    def _run(self, folder: RunFolder | None) -> RunResult:
-        spec, where = self.spec, None if folder is None else folder.path
+    def _run(self) -> RunResult:
+        spec, folder, where = self.spec, self.folder, self.spec.folder
         metrics: list[RoundLine] = []
         pending: list[RoundLine] = []  # a step-by-step method's rounds since the last line
         began = time.perf_counter()
@@ -191,7 +192,7 @@ class Run(ABC):
                 evaluate = spec.evaluates(number)
                 log = spec.logs(number)
                 if number > done:
-                    pending.append(self._round(number, folder, log))
+                    pending.append(self._round(number, log))
                 if not log:
                     self.progress.advance(number)
                     continue
@@ -271,11 +272,10 @@ class Run(ABC):
 
     def _take_up(self, folder: RunFolder) -> int:
         """Takes up an interrupted run; returns the last round that counts, 0 in a new folder."""
-        self.store = (WeightsStore if self.spec.method.catch_up.replaces else OrbitStore)(
-            folder.path, self.header, self.coordinator, self.logged(folder)
-        )
+        kind = WeightsStore if self.spec.method.catch_up.replaces else OrbitStore
+        self.store = kind(folder.path, self.header, self.coordinator, self.logged())
         found = self.store.restore(folder.has_rounds, self.progress.warn)
-        self.catch_up(found, folder)
+        self.catch_up(found)
         done = found.round
         picked = [self.coordinator.sampled(number) for number in range(1, done + 1)]
         self._downloads.take_up(found.contents, picked)
@@ -286,7 +286,7 @@ class Run(ABC):
             raise RecipeError(f"{folder.path}: the run there has {done} rounds, this one is to have {wanted}")
         return done
 
-    def _round(self, number: int, folder: RunFolder | None, log: bool) -> RoundLine:
+    def _round(self, number: int, log: bool) -> RoundLine:
         """Runs one round and returns its line of metrics. `log`: it will be a line of its own."""
         gathered = self.gather(number)
         seconds = dict(gathered.spent.seconds)
@@ -294,8 +294,8 @@ class Run(ABC):
         coordinator, current, count = self.coordinator, self.coordinator.current, len(gathered.clients)
         received = list(current.received.values())
         numbers = exchanged(count, len(gathered.update_bytes), received, current.planned, fetched)
-        if folder is not None and self.spec.answers:
-            folder.add_answers(*written(number, coordinator, self.names))
+        if self.folder is not None and self.spec.answers:
+            self.folder.add_answers(*written(number, coordinator, self.names))
         start = time.perf_counter()
         step = coordinator.close()
         seconds["aggregation"] = time.perf_counter() - start
@@ -318,9 +318,8 @@ class Run(ABC):
             line.not_taken = [{"round": number, "reason": coordinator.untaken}]
             self.progress.warn(f"round {number}: the step is not taken: {coordinator.untaken}")
         self.apply(step, line, log)
-        if folder is not None:  # in this order: what the round cost is written before it counts
-            folder.add_progress(line)
-        if self.store is not None:
+        if self.folder is not None and self.store is not None:  # in this order: what it cost is there before it counts
+            self.folder.add_progress(line)
             self.store.prepare(number)
         self.publish(step, line)
         if self.store is not None:

@@ -89,14 +89,13 @@ class NetworkRun(Run):
                 "accepts; that can be simulated (fedseed run), not tried over a network"
             )
         self.spec = RunSpec.of(recipe, out)
-        self._folder: RunFolder | None = None
         self._refusals = 0  # by the server
         self._loop = asyncio.new_event_loop()
         self._talk: NetworkCoordinator | None = None
         if exporter is not None:
             exporter.attach(self._status)  # before there are clients: that none comes is worth seeing
         try:
-            self._wait(self._start(recipe, run, transport, fresh))
+            self._wait(self._start(recipe, run, transport, out, fresh))
         except BaseException:
             self.close()
             raise
@@ -111,27 +110,26 @@ class NetworkRun(Run):
             remedy = f"start `fedseed serve` again with the same --out: {how}"
             raise NetworkError(f"{error}: {remedy}") from error
 
-    async def _start(self, recipe: Recipe, run: str, transport: Transport, fresh: bool) -> None:
-        wanted, out = recipe.federation, self.spec.folder
-        enrolled = None if out is None else out / ROSTER_FILE  # by an earlier coordinator of this run
-        there = enrolled is not None and enrolled.is_file() and wanted.enrolment == "open" and not fresh
-        names = read_names(out / ROSTER_FILE) if there and out is not None else names_beforehand(recipe)
+    async def _start(self, recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool) -> None:
+        wanted, enrolled = recipe.federation, out / ROSTER_FILE  # by an earlier coordinator of this run
+        there = enrolled.is_file() and wanted.enrolment == "open" and not fresh
+        names = read_names(enrolled) if there else names_beforehand(recipe)
         dealings = CoordinatorSettings(
             wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas,
             recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
             recipe.of_parties and not recipe.task.shares_evaluation,
             () if self.spec.patience is None else (stopping.VALIDATION_LOSS,), wanted.check,
             weights_digest=wanted.weights_digest, secure=recipe.secure_sums, patience=wanted.patience,
-            proofs=None if out is None else out / PROOFS,
+            proofs=out / PROOFS,
         )  # fmt: skip
         end = await transport.coordinator(Events(refused=self._refused, failed=self._failed))
         if end.unproven is not None:
             self.progress.note(end.unproven)
         self._talk = NetworkCoordinator(end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress)
-        self.header = await self._talk.start(fresh, out is not None and (out / "model.orbit").exists())
+        self.header = await self._talk.start(fresh, (out / "model.orbit").exists())
         self.names = self._talk.roster.names
-        if enrolled is not None and wanted.enrolment == "open" and not there:
-            enrolled.parent.mkdir(parents=True, exist_ok=True)
+        if wanted.enrolment == "open" and not there:
+            out.mkdir(parents=True, exist_ok=True)
             write_names(enrolled, self.names)
         self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation, recipe.bounds)
         if recipe.attack is not None:
@@ -157,21 +155,22 @@ class NetworkRun(Run):
 
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
-    def logged(self, folder: RunFolder) -> Logged:
+    def logged(self) -> Logged:
         """Returns what the log holds; orbit file and log may each be behind the other after a crash."""
-        self._folder = folder
-        folder.lazy = self.spec.method.stepwise
+        assert self.folder is not None
+        self.folder.lazy = self.spec.method.stepwise
         steps = len(self.talk.log.steps)
         if steps and self.talk.rounds is not None:
             self.talk.rounds.grace = self.talk.session.clock() + self.talk.session.settings.dead_after
         return self._wait(self.talk.log.take_up(self.talk.run, self.spec.logs(steps)))
 
-    def catch_up(self, restored: Restored, folder: RunFolder) -> None:
+    def catch_up(self, restored: Restored) -> None:
         first = restored.round - len(restored.unlogged) + 1
         for number, payload in enumerate(restored.unlogged, start=first):
             step = Message(MessageKind.STEP, self.spec.method.code, number, EVERYBODY, payload).encode()
             self._wait(self.talk.log.publish(number, step))
-        folder.fill(restored.round)
+        assert self.folder is not None
+        self.folder.fill(restored.round)
 
     # -- a round ----------------------------------------------------------------------------------
 
@@ -205,9 +204,8 @@ class NetworkRun(Run):
     def _sync(self) -> None:
         """Bring what was written to the disk; a step-by-step method does this now and then."""
         self.talk.session.end.poll()
-        if self._folder is not None:
-            self._folder.sync()
-        if self.store is not None:
+        if self.folder is not None and self.store is not None:
+            self.folder.sync()
             self.store.sync()
 
     # -- the end ----------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.progress import Progress, Silent, shown_by
 from fedseed.reports.results import RoundLine
 from fedseed.runs.costs import RunResult
-from fedseed.runs.folder import MEMORY, RunFolder
+from fedseed.runs.folder import MEMORY
 from fedseed.runs.learner import limited, peak_memory
 from fedseed.runs.loop import Run
 from fedseed.runs.spec import RunSpec
@@ -278,7 +278,7 @@ class Simulation(Run):
 
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
-    def catch_up(self, restored: Restored, folder: RunFolder) -> None:
+    def catch_up(self, restored: Restored) -> None:
         self.worker.catch_up(restored.records)
         memory = self.worker.memory.folder
         if self.method.remembers and restored.round and not memory.is_dir():
