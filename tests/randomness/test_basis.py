@@ -7,7 +7,7 @@ from scipy import stats
 
 from fedseed import Basis
 from fedseed.randomness import truncation
-from fedseed.randomness.basis import FLAT
+from fedseed.randomness.basis import FLAT, MAX_RANK, MAX_SIZE
 
 LENGTH = 10_007
 
@@ -110,6 +110,7 @@ def test_the_hadamard_cosine_is_that_of_its_directions(size, length, count):
 
 
 def test_the_last_direction_and_no_elements():
+    assert Basis("lowrank", size=MAX_SIZE, rank=MAX_RANK).tile == 1
     last = (1 << 32) - 1
     assert len(Basis("normal").direction(last, 7, 9)) == 2 and len(Basis("normal").direction(0, 7, 7)) == 0
     for k in (-1, last + 1):

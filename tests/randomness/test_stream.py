@@ -74,21 +74,27 @@ def test_sample_is_fair():
 
 
 def test_nobody_and_everybody_can_be_sampled_and_no_more():
-    assert sample(3, Domain.SAMPLING, 5, 0) == [] and sample(3, Domain.SAMPLING, 0, 0) == []
-    assert sample(3, Domain.SAMPLING, 5, 5) == [0, 1, 2, 3, 4]
+    assert sample(3, Domain.SAMPLING, 5, 0, 0) == [] and sample(3, Domain.SAMPLING, 0, 0, 0) == []
+    assert sample(3, Domain.SAMPLING, 5, 5, 0) == [0, 1, 2, 3, 4]
     for count in (-1, 6):
         with pytest.raises(ValueError, match=f"can't take {count} of 5"):
-            sample(3, Domain.SAMPLING, 5, count)
+            sample(3, Domain.SAMPLING, 5, count, 0)
 
 
 def test_the_stream_never_changes():
     """Golden values: if one differs, old orbits would replay to other weights. Then the stream needs a new version."""
-    assert derive(1, Domain.ROUND_SEED, 1) == GOLDEN_SEED
+    assert derive(1, Domain.ROUND_SEED, 1) == GOLDEN_SEED and derive(1, Domain.HEAD) == GOLDEN_HEAD
+    assert [stream.coins(1, 2, 9).tolist(), stream.coins(1, 3, 9).tolist()] == GOLDEN_COINS
+    assert stream.rate_number(1, 2, 4) == GOLDEN_RATE and stream.draws(1, 2).tolist() == GOLDEN_DRAWS
     assert list(permutation(1, Domain.DATA_ORDER, 8)) == GOLDEN_ORDER
     numbers = uniform_integers(42, Domain.SAMPLING, 1001)
     assert hashlib.blake2b(numbers.astype("<u8").tobytes(), digest_size=8).hexdigest() == GOLDEN_NUMBERS
 
 
 GOLDEN_SEED = 5329966003183221108
+GOLDEN_HEAD = 13962038128430791552
+GOLDEN_COINS = [[-1, -1, 1, 1, -1, 1, 1, -1, -1], [-1, 1, 1, 1, -1, 1, -1, -1, 1]]
+GOLDEN_RATE = -0.03873513893950753
+GOLDEN_DRAWS = [18055721151385232884, 17370958461318871627]
 GOLDEN_ORDER = [0, 5, 1, 7, 2, 3, 4, 6]
 GOLDEN_NUMBERS = "fa5ddb2e92172653"

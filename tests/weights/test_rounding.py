@@ -28,14 +28,15 @@ def test_stochastic_rounding_goes_to_a_neighbour_and_leaves_what_the_dtype_holds
         np.testing.assert_array_equal(stochastic(values, np.full(len(values), bits, np.uint32), dtype), expected)
 
 
-@pytest.mark.parametrize("names", ["cpu", "reference"])  # one that draws by itself, one for which torch does
+@pytest.mark.parametrize("draws", [True, False])  # the kernels do, or torch
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_tensor_and_its_pieces_are_written_as_arrays_are_rounded(dtype, names, monkeypatch):
+def test_a_tensor_and_its_pieces_are_written_as_arrays_are_rounded(dtype, draws, monkeypatch):
     """All kinds of numbers: subnormal in float32 and in 16 bits, beyond the range, infinite, NaN, both zeros.
 
     The words belong to the elements' places in the parameter vector, whatever pieces they are written in.
     """
-    monkeypatch.setenv("FEDSEED_KERNELS", names)
+    if not draws:
+        monkeypatch.setattr(kernels.current(), "draw", None)
     count, rng = 50_001, np.random.default_rng(2)
     values = rng.integers(0, 2**32, count, dtype=np.uint32).view(np.float32).copy()
     values[8:20_000] = rng.normal(size=19_992) * 2.0 ** -rng.integers(0, 60, 19_992)
@@ -52,3 +53,5 @@ def test_a_tensor_and_its_pieces_are_written_as_arrays_are_rounded(dtype, names,
     for found in (whole, pieces):
         assert torch.equal(found.isnan(), ~number)
         assert torch.equal(found.view(torch.int16)[number], expected.view(torch.int16)[number])
+    of_tensors.write(whole := torch.empty(8), tensor[8:16], (5, 9), 77)
+    assert torch.equal(whole, tensor[8:16])

@@ -137,8 +137,6 @@ class Basis:
             raise ValueError(f"k = {k}: a direction index is from 0 to 2**32 - 1")
         if not 0 <= start <= stop:
             raise ValueError(f"elements {start}..{stop}: 0 <= start <= stop is needed")
-        if length is None:
-            if self.name == "truncated_normal":
-                raise ValueError("truncated_normal needs length, the block's number of parameters")
-            length = max(stop, 1)
-        return kernels.current().direction(self.spec_on(matrices), k, start, stop, length)
+        if length is None and self.name == "truncated_normal":
+            raise ValueError("truncated_normal needs length, the block's number of parameters")
+        return kernels.current().direction(self.spec_on(matrices), k, start, stop, length or stop)

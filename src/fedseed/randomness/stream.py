@@ -59,7 +59,7 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tupl
         key: two uint32 words.
 
     Returns:
-        Four uint32 arrays of the broadcast shape.
+        Four uint32 arrays of the broadcast shape: after a few rounds each word depends on all four.
     """
     c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
     k0, k1 = key
@@ -74,9 +74,7 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tupl
         )
         k0 = (k0 + WEYL_0) & 0xFFFFFFFF
         k1 = (k1 + WEYL_1) & 0xFFFFFFFF
-    shape = np.broadcast_shapes(c0.shape, c1.shape, c2.shape, c3.shape)
-    w0, w1, w2, w3 = (np.broadcast_to(c, shape).astype(np.uint32) for c in (c0, c1, c2, c3))
-    return w0, w1, w2, w3
+    return c0.astype(np.uint32), c1.astype(np.uint32), c2.astype(np.uint32), c3.astype(np.uint32)
 
 
 def split_seed(seed: int) -> tuple[int, int]:
@@ -172,7 +170,7 @@ def permutation(seed: int, domain: int, count: int, direction: int = 0) -> NDArr
     return np.argsort(uniform_integers(seed, domain, count, direction), kind="stable")
 
 
-def sample(seed: int, domain: int, population: int, count: int, direction: int = 0) -> list[int]:
+def sample(seed: int, domain: int, population: int, count: int, direction: int) -> list[int]:
     """`count` different members of 0..population-1, in ascending order."""
     if not 0 <= count <= population:
         raise ValueError(f"can't take {count} of {population}")
