@@ -40,7 +40,7 @@ from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.processes import start
 from fedseed.randomness.seed import Seed, check_seed
-from fedseed.registry import COMMANDS, resolve
+from fedseed.registry import COMMANDS, one_line, resolve
 from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import Sheet
@@ -396,22 +396,19 @@ class WorkerPool:
                 return STOPPED
             process, connection = start(_run, job, threads=self._threads)
             self._running.add(process)
-        code = None
+        problem: Any = None
         with connection, suppress(EOFError, OSError):  # it died, and has said nothing
-            code = connection.recv()
+            problem = connection.recv()
         with self._lock:
             self._running.discard(process)
         process.join()
         if self.stopped.is_set():
             return STOPPED
-        if code == 0 and summary.exists():
-            return None
-        log = job.folder / "log.txt"
-        said = log.read_text(encoding="utf-8").strip().splitlines() if log.exists() else []
-        reason = said[-1].removeprefix("fedseed: ") if said else f"its process ended with exit code {process.exitcode}"
-        if code == 2:
-            raise RecipeError(reason)
-        return reason
+        if isinstance(problem, RecipeError):
+            raise problem
+        if problem is None:
+            return f"its process ended with exit code {process.exitcode}"
+        return problem or None
 
     def stop(self) -> None:
         """Ends all processes; runs that are not finished can be resumed later."""
@@ -421,8 +418,8 @@ class WorkerPool:
                 process.terminate()
 
 
-def _run(heard: object, say: object, job: Job) -> int:
-    """Does a job in its process, and returns an exit code; the run resumes what an earlier sweep has begun."""
+def _run(heard: object, say: object, job: Job) -> RecipeError | str:
+    """Does a job in its process; returns what went wrong ("": nothing). The run resumes what was begun earlier."""
     log = os.open(job.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -436,13 +433,13 @@ def _run(heard: object, say: object, job: Job) -> int:
         shown = Shown(Screen(width=120, force_terminal=False))
         build(checked, job.folder, shown, job.how.workers, job.how.threads).run(resume=True)
     except (FedseedError, OSError) as error:
-        print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, RecipeError) else 1
-    except BaseException:
+        text = " ".join(str(error).split())
+        print(f"fedseed: {text}", file=sys.stderr, flush=True)
+        return RecipeError(text) if isinstance(error, RecipeError) else text
+    except BaseException as error:
         traceback.print_exc()
-        sys.stderr.flush()  # whoever hears of the end reads it
-        return 1
-    return 0
+        return one_line(error)
+    return ""
 
 
 class Sweeping:
