@@ -144,11 +144,12 @@ class RunFolder:
         """Returns whether earlier sessions have written metrics beyond round 0."""
         return (self.path / "metrics.jsonl").read_bytes().count(b"\n") > 1
 
-    def take_up(self, done: int) -> tuple[list[RoundLine], list[RoundLine]]:
+    def take_up(self, done: int, fill: bool = False) -> tuple[list[RoundLine], list[RoundLine]]:
         """Returns what earlier sessions have written about rounds that count; anything later is cut off.
 
         Args:
             done: the last round that counts: the orbit's or the weights'.
+            fill: write lines of progress that say nothing for rounds whose own were not on disk yet at a power cut.
 
         Returns:
             The lines of metrics, and the lines of progress of the rounds after the last one with metrics.
@@ -159,11 +160,15 @@ class RunFolder:
         if (self.path / "answers.jsonl").exists():
             self._answers = Appender(self.path / "answers.jsonl")
             self._cut(self._answers, done)
-        metrics = self._cut(self._metrics, done)
+        metrics, progress = self._cut(self._metrics, done), self._cut(self._progress, done)
+        known = max((line.round for line in (*metrics, *progress)), default=done)
+        for line in [RoundLine(number) for number in range(known + 1, done + 1)] if fill else ():
+            self._progress.append(line.written())
+            progress.append(line)
         if not metrics and done:
             raise FedseedError(f"{self.path}: model.orbit is at round {done}, but metrics.jsonl has no round 0")
         last = metrics[-1].round if metrics else 0
-        pending = [line for line in self._cut(self._progress, done) if line.round > last]
+        pending = [line for line in progress if line.round > last]
         if [line.round for line in pending] != list(range(last + 1, done + 1)):
             raise FedseedError(
                 f"{self.path}: model.orbit is at round {done}, but what rounds {last + 1} to {done} have cost "
@@ -207,17 +212,6 @@ class RunFolder:
     def sync(self) -> None:
         """Bring what was written lazily to the disk."""
         self._progress.sync()
-
-    def fill(self, done: int) -> None:
-        """Writes, after a power cut, the lines of progress that were not on disk yet, but whose steps count.
-
-        Args:
-            done: the last round that counts.
-        """
-        written = [*self._cut(self._metrics, done), *self._cut(self._progress, done)]
-        last = max((line.round for line in written), default=done)
-        for number in range(last + 1, done + 1):
-            self._progress.append(RoundLine(number).written())
 
     def add_metrics(self, line: RoundLine) -> None:
         """Append one line to metrics.jsonl, on disk before this returns."""

@@ -91,8 +91,7 @@ class Run(ABC):
     def apply(self, step: bytes, line: RoundLine, log: bool) -> None:  # noqa: B027
         """Applies the step if the model is here, and adds to `line` what is known then."""
 
-    @abstractmethod
-    def publish(self, step: bytes, line: RoundLine) -> None:
+    def publish(self, step: bytes, line: RoundLine) -> None:  # noqa: B027
         """Tells others of the step: where there is a log, the round counts from here on."""
 
     def recorded(self, line: RoundLine, log: bool) -> None:  # noqa: B027
@@ -177,7 +176,7 @@ class Run(ABC):
             done = 0  # the last round that counts
             if folder is not None:
                 done = self._take_up(folder)
-                metrics, pending = folder.take_up(done)
+                metrics, pending = folder.take_up(done, fill=self.waits)
                 # what earlier sessions took, but for loading
                 began -= sum(spent for line in [*metrics, *pending] for spent in line.seconds.values())
             self.progress.open(where)

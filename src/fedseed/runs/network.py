@@ -169,8 +169,6 @@ class NetworkRun(Run):
         for number, payload in enumerate(restored.unlogged, start=first):
             step = Message(MessageKind.STEP, self.spec.method.code, number, EVERYBODY, payload).encode()
             self._wait(self.talk.log.publish(number, step))
-        assert self.folder is not None
-        self.folder.fill(restored.round)
 
     # -- a round ----------------------------------------------------------------------------------
 

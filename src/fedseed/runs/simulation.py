@@ -307,8 +307,6 @@ class Simulation(Run):
         line.weights_digest = self.worker.space.digest() if self.spec.digests(line.round) else None
         if norm is not None and log:  # the weights' norm takes a pass over them
             line.metrics["step_over_weights"] = norm / max(self.worker.space.norm(), 1e-30)
-
-    def publish(self, step: bytes, line: RoundLine) -> None:
         if self.team is not None:
             self.team.confirm(line.weights_digest or NO_DIGEST)
 
