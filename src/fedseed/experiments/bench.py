@@ -236,17 +236,15 @@ def _timed(act: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def fits(found: Reckoned, device: str) -> tuple[bool, str]:
-    """Returns whether this machine has so much memory free, and a line that says so; True where that can't be told.
+    """Returns whether this machine has so much memory free, and a line that says so.
 
     Args:
         found: a recipe's memory.
         device: where its model is, as in `model.device`.
     """
     on_gpu = device != "cpu" and torch.cuda.is_available()
-    free = torch.cuda.mem_get_info()[0] if on_gpu else (available_memory() or (0, None))[1]
+    free = torch.cuda.mem_get_info()[0] if on_gpu else available_memory()[1]
     takes = f"That is {human_bytes(found.total)}, and more with activations, messages and libraries"
-    if free is None:
-        return True, f"{takes}."
     where = "of the GPU's memory" if on_gpu else "of memory"
     enough = found.total <= free
     return enough, f"{takes}; {human_bytes(free)} {where} are free: it {'may fit' if enough else 'does not fit'}."

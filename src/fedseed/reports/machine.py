@@ -33,7 +33,7 @@ def versions() -> dict[str, str]:
 @cache
 def host() -> dict[str, Any]:
     """Returns what the machine is: system, processor, cores, memory, GPUs that torch sees (where torch is in use)."""
-    memory, processor = available_memory(), platform.processor()
+    processor = platform.processor()
     with suppress(OSError):
         named = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
         processor = named[0].partition(":")[2].strip() if named else processor
@@ -42,7 +42,7 @@ def host() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": processor,
         "cores": os.cpu_count(),
-        "memory_bytes": None if memory is None else memory[0],
+        "memory_bytes": available_memory()[0],
     }
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
@@ -59,21 +59,15 @@ def command() -> str:
 
 def resident_memory(peak: bool = False) -> int:
     """Returns this process' resident memory in bytes, now or at its peak."""
-    if peak or not Path("/proc/self/statm").exists():
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    if peak:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def available_memory() -> tuple[int, int] | None:
-    """Returns (all, free) of this machine's memory in bytes, or of this container's; None where it can't be told."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
+def available_memory() -> tuple[int, int]:
+    """Returns (all, free) of this machine's memory in bytes, or of this container's."""
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     found = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
-    if "MemTotal" not in found or "MemAvailable" not in found:
-        return None
     total, free = found["MemTotal"], found["MemAvailable"]
     try:  # a container's limit
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
