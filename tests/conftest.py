@@ -210,7 +210,7 @@ def without_pictures(monkeypatch):
 @pytest.fixture
 def quickly(without_pictures):
     """Without pictures, and without threads that such small networks only wait for."""
-    from fedseed.runs.learner import limited
+    from fedseed.weights.devices import limited
 
     with limited(1):
         yield
@@ -263,7 +263,7 @@ def network(tmp_path, request):
 @pytest.fixture
 def in_process():
     """Runs a recipe here, with one thread as the network's processes do: first-order training sums by threads."""
-    from fedseed.runs.learner import limited
+    from fedseed.weights.devices import limited
     from support.network import in_process
 
     with limited(1):

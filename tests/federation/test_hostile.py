@@ -20,12 +20,12 @@ import pytest
 import tomli_w
 
 from fedseed.errors import NetworkError
-from fedseed.runs.learner import limited
 from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.keys import permissions
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
+from fedseed.weights.devices import limited
 from support.hostile import saying
 from support.hostile.wire import Wire
 from support.network import Network, federation_of, keyed_server

@@ -12,7 +12,7 @@ SOURCE = Path(fedseed.__file__).parent
 MOST_ATTRIBUTES, MOST_PARAMETERS = 20, 8
 FILES = sorted(
     [*(SOURCE / "federation").glob("*.py"), *(SOURCE / "transport").glob("*.py")]
-    + [SOURCE / "runs" / f"{name}.py" for name in ("loop", "simulation", "network", "joining", "assembly", "learner")]
+    + [SOURCE / "runs" / f"{name}.py" for name in ("loop", "simulation", "network", "joining", "assembly", "equipment")]
 )
 
 

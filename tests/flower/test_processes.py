@@ -106,7 +106,7 @@ def flower(tmp_path):
 @pytest.fixture
 def expected(tmp_path):
     """The same recipe in this process."""
-    from fedseed.runs.learner import limited
+    from fedseed.weights.devices import limited
 
     words = [word for pair in (*SHORT, f"task.path={DATA}") for word in ("--set", pair)]
     with limited(1):

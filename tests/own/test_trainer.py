@@ -16,12 +16,12 @@ from fedseed.objectives.losses import CausalLM
 from fedseed.own.trainer import TrainerLoss
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading
-from fedseed.runs.learner import limited
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData
 from fedseed.transport import transport
 from fedseed.transport.base import Access
+from fedseed.weights.devices import limited
 from support import text_bases
 
 NAMES = ("north", "south", "east")

@@ -10,13 +10,13 @@ from fedseed.errors import FedseedError
 from fedseed.orbit import Orbit
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading, joining, keep, orbit_place
-from fedseed.runs.learner import limited
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData
 from fedseed.transport import transport as transport_at
 from fedseed.transport.base import Access
 from fedseed.transport.memory import Hub
+from fedseed.weights.devices import limited
 from fedseed.weights.digest import base_digest
 from support.heard import Heard
 from support.network import until

@@ -160,7 +160,7 @@ class _Audited:
     def computed(self, attack: Callable[[], Any]) -> Any:
         """Returns what an attack finds, with as many threads as were asked for."""
         from fedseed.models.loading import quiet
-        from fedseed.runs.learner import limited
+        from fedseed.weights.devices import limited
 
         quiet()
         with limited(self._threads):

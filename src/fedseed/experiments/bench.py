@@ -21,14 +21,14 @@ from fedseed.models.architectures import architecture_of
 from fedseed.models.heads import head_parameters
 from fedseed.models.loading import base_config, choose_trainable, outline
 from fedseed.objectives.tokens import longest_input
-from fedseed.reports.machine import available_memory
+from fedseed.reports.machine import available_memory, resident_memory
 from fedseed.reports.tables import human_bytes, human_seconds, plain_table
 from fedseed.runs.assembly import build
 from fedseed.runs.equipment import kind_for
-from fedseed.runs.learner import peak_memory
 from fedseed.runs.parties import load_data
 from fedseed.runs.recipe import Recipe
 from fedseed.training.settings import LocalTraining
+from fedseed.weights.devices import peak_on
 
 REMEMBERED = {"sgd": 0, "rmsprop": 1, "adagrad": 1}  # numbers that torch's optimisers keep for each weight; others: 2
 AVERAGES = {"momentum": 1, "nesterov": 1, "adam": 2, "hiso": 1}  # float32 numbers kept for each weight
@@ -225,7 +225,7 @@ def measure(recipe: Recipe) -> Measured:
         evaluation=evaluation,
         bytes_up=up,
         bytes_down=down,
-        peak_memory=peak_memory(space.devices) + waiting,
+        peak_memory=(peak_on(space.devices) or resident_memory(peak=True)) + waiting,
     )
 
 

@@ -15,8 +15,7 @@ from fedseed.methods import Method
 from fedseed.objectives.losses import Objective
 from fedseed.processes import warm
 from fedseed.reports.progress import Progress, shown_by
-from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of, learning
-from fedseed.runs.learner import hosted_of, loss_of
+from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of, hosted_of, learning, loss_of
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.rates import find_rate, settled, with_rate
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe

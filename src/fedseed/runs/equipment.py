@@ -1,23 +1,30 @@
-"""Loads a recipe's model for its task's examples, and makes what learns from them and what measures the model."""
+"""The side of a run that has the model: loads it for the examples, makes what learns from them and what measures it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
 from fedseed.federation.control import HELD_OUT, VALIDATION, averaged
+from fedseed.federation.hosted import Hosted
+from fedseed.federation.worker import Worker
 from fedseed.models import adapters
 from fedseed.models.heads import Head, head_parameters
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
-from fedseed.objectives.prepared import Prepared, left_out, prepare, prepare_sets
+from fedseed.objectives.prepared import Prepared, about, idle, left_out, prepare, prepare_sets
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
+from fedseed.orbit import AdapterStart, Header
 from fedseed.runs.recipe import Recipe
+from fedseed.runs.spec import RunSpec
 from fedseed.runs.stopping import VALIDATION_LOSS
 from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.tasks.forms import examples_in
-from fedseed.weights.digest import base_digest
+from fedseed.weights.digest import base_digest, dtype_name
 
 if TYPE_CHECKING:  # what brings transformers is imported where it is needed: a torch model of one's own does without
     from fedseed.objectives.kinds import ExampleKind
@@ -281,3 +288,66 @@ def _of_parties(recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData])
         return {"by_client": by_client, **averaged(by_client)}
 
     return evaluate, notes
+
+
+def loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluation:
+    """Measures mean losses on sets of held-out examples, by their prefixes. Raises RecipeError if one has none."""
+    prepared = {prefix: objective.prepare(examples) for prefix, examples in sets.items()}
+    for prefix, items in prepared.items():
+        if not items:
+            raise RecipeError(f'none of the {len(sets[prefix])} examples of the evaluation set "{prefix}" is usable')
+
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        return {f"{prefix}loss": mean_loss(model, objective, items) for prefix, items in prepared.items()}
+
+    return evaluate
+
+
+# -- clients with their examples ---------------------------------------------------------------------------------------
+
+
+def hosted_of(
+    spec: RunSpec, model: torch.nn.Module, objective: Objective, clients: Sequence[ClientData], names: Sequence[str],
+    evaluate: Evaluation,
+) -> Hosted:  # fmt: skip
+    """Returns a model at its base with some clients' examples; every client's answer is a message of its own.
+
+    Args:
+        spec: what the run is.
+        model: the base; it is tuned in place.
+        objective: makes losses of examples.
+        clients: those whose examples are here.
+        names: all clients of the run, in the order of their numbers, as far as they are known here.
+        evaluate: measures the model.
+
+    Raises:
+        RecipeError: the method or adapter does not fit the model or the examples; two clients have one name.
+    """
+    prepared = [prepare(objective, client.name, client.examples) for client in clients]
+    items = {client.name: client.items for client in prepared}
+    if len(items) < len(prepared):
+        raise RecipeError("two clients have the same name")
+    method, seed = spec.method, spec.seed
+    base_dtype = dtype_name(next(p for p in model.parameters() if p.is_floating_point()))
+    digest = spec.base_digest or base_digest(model, spec.digest)
+    chosen = adapters.chosen(spec.adapter, method.adapter, method.name)
+    if chosen is not None:
+        model = adapters.install(model, chosen, seed, spec.base)
+        if spec.trainable is not None:
+            from fedseed.models.loading import choose_trainable  # brings transformers; models without it do without
+
+            choose_trainable(model, spec.trainable)
+    try:
+        worker = Worker(model, method, objective, seed, spec.joint, spec.digest)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    worker.private = spec.private
+    patterns = None if spec.trainable is None else tuple(spec.trainable)
+    start = None if chosen is None else AdapterStart(chosen, worker.space.digest())
+    header = Header(
+        spec.base, digest, base_dtype, worker.space.layout, method, seed, patterns, adapter=start,
+        classes=tuple(spec.classes), digest_kind=spec.digest,
+    )  # fmt: skip
+    notes = (*spec.notes, *idle(prepared), *(about(prepared, spec.limit) if spec.limit else ()))
+    attack = spec.attack if spec.attack in SINGLE else None
+    return Hosted(names, items, worker, header, evaluate, attack, spec.byzantine, notes, secure=spec.secure_sums)

@@ -30,8 +30,7 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
-from fedseed.runs.equipment import Equipment, equip
-from fedseed.runs.learner import hosted_of
+from fedseed.runs.equipment import Equipment, equip, hosted_of
 from fedseed.runs.loop import rate_of
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.simulation import Simulation

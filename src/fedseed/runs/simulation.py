@@ -31,17 +31,18 @@ from fedseed.models import adapters
 from fedseed.orbit import NO_DIGEST, Record
 from fedseed.orbit.card import Facts, card
 from fedseed.privacy.settings import WITHHELD
+from fedseed.reports.machine import resident_memory
 from fedseed.reports.progress import Progress, Silent, shown_by
 from fedseed.reports.results import RoundLine
 from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import MEMORY
-from fedseed.runs.learner import limited, peak_memory
 from fedseed.runs.loop import Run
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import Restored
 from fedseed.runs.workers import Evaluate, Train, Work, Workers
 from fedseed.training.memory import Memory
 from fedseed.transport.base import CoordinatorEnd
+from fedseed.weights.devices import limited, peak_on
 
 MOST_ATTEMPTS = 20  # of a round: clients that are at hand would do the same once more
 T = TypeVar("T")
@@ -341,7 +342,7 @@ class Simulation(Run):
         devices = self.worker.space.devices
         about = {
             "devices": [str(device) for device in devices],
-            "peak_memory_bytes": peak_memory(devices),
+            "peak_memory_bytes": peak_on(devices) or resident_memory(peak=True),
             "threads": torch.get_num_threads(),
         }
         if self.team is not None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.orbit.record import NO_DIGEST, Record
 from fedseed.processes import start, tell
+from fedseed.reports.machine import resident_memory
 
 if TYPE_CHECKING:
     from fedseed.federation.hosted import Hosted
@@ -267,8 +268,8 @@ def main(orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], number
     try:
         import torch  # which takes its time, as all does that needs it
 
-        from fedseed.runs.learner import peak_memory
         from fedseed.training.memory import Memory
+        from fedseed.weights.devices import peak_on
 
         if count := torch.cuda.device_count():  # "cuda" is one of the GPUs to each worker
             torch.cuda.set_device(number % count)
@@ -279,7 +280,8 @@ def main(orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], number
             if folder is not None:
                 hosted.worker.memory = Memory(folder)
             hosted.worker.catch_up(records)
-            say(Done(_work(hosted, work), peak_memory(hosted.worker.space.devices)))
+            result = _work(hosted, work)
+            say(Done(result, peak_on(hosted.worker.space.devices) or resident_memory(peak=True)))
     except Exception as error:
         error.add_note("in a worker process:\n" + "".join(traceback.format_exception(error)).rstrip())
         try:

@@ -1,6 +1,7 @@
-"""The devices that tensors lie on: which they are, waiting for them, the memory they have taken."""
+"""The devices that tensors lie on: which they are, waiting for them, the memory they have taken; and CPU threads."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -32,3 +33,23 @@ def peak_on(devices: Sequence[torch.device]) -> int | None:
     """The most bytes that torch has held on the GPUs among some devices, added up; None: there is no GPU among them."""
     held = [int(torch.cuda.max_memory_allocated(device)) for device in devices if device.type == "cuda"]
     return sum(held) if held else None
+
+
+@contextmanager
+def limited(threads: int | None) -> Iterator[None]:
+    """Inside, torch and numba compute with so many threads each; None: with as many as torch had before.
+
+    Sums in torch are split by threads, so their last bits depend on the number. numba's kernels have the same bits with
+    any number; with more threads than torch they would have two on a core, which halves its cache, where torch has one.
+    """
+    import numba
+
+    before = torch.get_num_threads(), numba.get_num_threads()
+    wanted = before[0] if threads is None else threads
+    torch.set_num_threads(wanted)
+    numba.set_num_threads(min(wanted, numba.config.NUMBA_NUM_THREADS))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        numba.set_num_threads(before[1])
