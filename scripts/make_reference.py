@@ -19,8 +19,8 @@ from pydantic import BaseModel
 from fedseed.methods import METHODS
 from fedseed.models.adapters import AnyAdapter
 from fedseed.privacy import PrivacySettings
-from fedseed.runs.keys import Key, among
-from fedseed.runs.recipe import recipe_keys
+from fedseed.runs.keys import Key, among, keys_of
+from fedseed.runs.recipe import Recipe
 from fedseed.text import flat
 
 ROOT = Path(__file__).parents[1]
@@ -131,19 +131,24 @@ def _with_tables(kinds: list[type[BaseModel]]) -> Iterator[type[BaseModel]]:
 def reference() -> str:
     """The whole page."""
     keys: dict[str, list[Key]] = {}  # by what they are called: several methods or tasks may have one
-    for key in recipe_keys():
+    for key in keys_of(Recipe):
         keys.setdefault(key.key, []).append(key)
     parts = [BEGINNING]
-    for table in dict.fromkeys(same[0].table for same in keys.values()):
+    for table in dict.fromkeys(_table(same[0]) for same in keys.values()):
         several = table.endswith("[]")
         heading = f"[[{table[:-2]}]]" if several else f"[{table}]" if table else "Outside of tables"
         parts.append(f"## {heading}\n\n{TABLES[table]}\n")
         for number, group in enumerate(GROUPS):
-            rows = [_row(same) for same in keys.values() if same[0].table == table and _group(same[0].key) == number]
+            rows = [_row(same) for same in keys.values() if _table(same[0]) == table and _group(same[0].key) == number]
             if rows:
                 head = "| key | type | default | meaning |\n|---|---|---|---|"
                 parts.append("\n".join([group, "", head, *rows, ""]))
     return "\n".join(parts)
+
+
+def _table(key: Key) -> str:
+    """Returns a key's first part, "" of one that stands outside of tables."""
+    return key.key.partition(".")[0] if "." in key.key else ""
 
 
 def _group(key: str) -> int:
@@ -152,7 +157,7 @@ def _group(key: str) -> int:
 
 def _row(same: list[Key]) -> str:
     """Returns the row of a key, with what differs between its tables."""
-    table = same[0].table
+    table = _table(same[0])
     name = same[0].key.removeprefix(f"{table}.") if table else same[0].key
     about = [f"{key.about.rstrip('.')}.{f' *{_whose(key)}*' if key.of else ''}" for key in same]
     cells = (

@@ -87,19 +87,17 @@ class Registry(Generic[T]):
             self._add(Entry(name, thing, BUILT_IN))
         _registries.append(self)
 
-    def add(self, name: str, thing: T, origin: str | None = None) -> None:
+    def add(self, name: str, thing: T) -> None:
         """Adds something of others. Adding it again from the same place replaces it: a notebook's cell may run twice.
 
         Args:
             name: what recipes will call it.
             thing: the class or function.
-            origin: where it comes from; by default the plug-in that is being loaded, or the thing's module.
 
         Raises:
             RecipeError: it can't be of this kind, or its name or a mark is taken; names both origins.
         """
-        if origin is None:
-            origin = _loading.get() or str(getattr(thing, "__module__", type(thing).__module__))
+        origin = _loading.get() or str(getattr(thing, "__module__", type(thing).__module__))
         try:
             self._check(thing)
             with _lock:
@@ -319,8 +317,7 @@ def _module_name(path: Path) -> str:
 def _run_file(path: Path) -> None:
     module_name = _module_name(path)
     spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError("not a Python file")
+    assert spec is not None and spec.loader is not None  # its name ends with .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # pydantic looks names up there
     try:

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from fedseed.methods import METHODS
-from fedseed.runs.keys import find_keys, near_key
-from fedseed.runs.recipe import packaged_recipes, read_recipe, recipe_keys
+from fedseed.runs.keys import find_keys, keys_of, near_key
+from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def keys():
-    return recipe_keys()
+    return keys_of(Recipe)
 
 
 def leaves(table, prefix=""):

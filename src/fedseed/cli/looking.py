@@ -84,10 +84,10 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a recipe's key means: type, default, and which methods or tasks have it."""
-    from fedseed.runs.keys import find_keys, near_key
-    from fedseed.runs.recipe import recipe_keys
+    from fedseed.runs.keys import find_keys, keys_of, near_key
+    from fedseed.runs.recipe import Recipe
 
-    keys = recipe_keys()
+    keys = keys_of(Recipe)
     found = find_keys(keys, key)
     if not found:
         hint = near_key(keys, key)
@@ -273,10 +273,10 @@ def listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
     if what == "models":
         return models(), []
     if what == "keys":
-        from fedseed.runs.recipe import recipe_keys
+        from fedseed.runs.keys import keys_of
+        from fedseed.runs.recipe import Recipe
 
-        keys = recipe_keys()
-        return [(key.key, key.kind, key.default, ", ".join(key.of)) for key in keys], []
+        return [(key.key, key.kind, key.default, ", ".join(key.of)) for key in keys_of(Recipe)], []
     if what == "sweeps":
         from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
 

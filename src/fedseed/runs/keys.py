@@ -86,11 +86,6 @@ class Key:
     about: str
     of: tuple[str, ...] = ()
 
-    @property
-    def table(self) -> str:
-        """Returns the key's first part, "" of one that stands outside of tables."""
-        return self.key.partition(".")[0] if "." in self.key else ""
-
 
 def keys_of(whole: type[BaseModel]) -> list[Key]:
     """Returns all keys of a class of settings, in the fields' order; one that several tables share is there once."""

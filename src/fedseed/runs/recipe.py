@@ -27,7 +27,7 @@ from fedseed.privacy import PrivacySettings, mechanism_of, misfit, protected
 from fedseed.privacy.secure.settings import SecureSums, secure_problem
 from fedseed.randomness.seed import Seed
 from fedseed.registry import INCIDENTAL, is_loaded, load_plugin, resolve
-from fedseed.runs.keys import ByName, Key, explain, keys_of, told
+from fedseed.runs.keys import ByName, explain, told
 from fedseed.tasks import InstructionsTask, Task, metrics
 from fedseed.tasks.rewards import RewardSettings, placed
 from fedseed.tracking import Tracker
@@ -289,31 +289,27 @@ class FederationSettings(Table):
     def _one_of_them(self) -> "FederationSettings":
         if self.per_round is not None and self.fraction is not None:
             raise ValueError("give per_round or fraction, not both")
-        if problem := self._roster_problem():
-            raise told(problem)
-        return self
-
-    def _roster_problem(self) -> str | None:
-        """Returns what is wrong with the list of clients, or with what is asked of it; names the key."""
         names, open_ = self.clients, self.enrolment == "open"
         if open_ and names is not None:
-            return (
+            raise told(
                 'federation.enrolment = "open": federation.clients says who takes part already; leave one of them out'
             )
         if open_ and self.start_with is None:
-            return (
+            raise told(
                 'federation.enrolment = "open": federation.start_with is not set; say how many clients must have come '
                 "before the first round"
             )
-        if names is not None and not names:
-            return "federation.clients = []: name one client at least"
-        for name in names or ():
+        if names == []:
+            raise told("federation.clients = []: name one client at least")
+        for name in names or []:
             if problem := name_problem(name):
-                return f"federation.clients: {name!r}: {problem}"
-            if names is not None and names.count(name) > 1:
-                return f"federation.clients: {name!r} stands there twice"
+                raise told(f"federation.clients: {name!r}: {problem}")
+            if (names or []).count(name) > 1:
+                raise told(f"federation.clients: {name!r} stands there twice")
         known = self.start_with if open_ else None if names is None else len(names)
-        return None if known is None else self._too_many(known)
+        if known is not None and (problem := self._too_many(known)):
+            raise told(problem)
+        return self
 
     def access(self, name: str, nats: str | None = None, key: Path | None = None, ca: Path | None = None) -> Access:
         """Returns how somebody reaches the server; what is given goes before what the recipe says.
@@ -569,11 +565,6 @@ def read_recipe(
     logger.info("recipe %s: %s on %s, rounds: %d", path, recipe.method.name, recipe.task.name, recipe.rounds)
     logger.debug("the complete recipe:\n%s", recipe.to_toml())
     return recipe
-
-
-def recipe_keys() -> list[Key]:
-    """Returns all keys that a recipe may have, those of plug-ins included."""
-    return keys_of(Recipe)
 
 
 def _instead(path: Path) -> str:

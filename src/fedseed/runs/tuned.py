@@ -54,7 +54,6 @@ class Tuned(NamedTuple):
     processor: Any  # its tokenizer or image processor
     header: Header | None  # what the run is; None: not known, the model was loaded as it is
     facts: Facts | None  # what came of the run; None with `header`
-    source: Source
 
 
 def find_source(name: str) -> Source:
@@ -117,7 +116,7 @@ def open_tuned(
         if upto is not None or base is not None:
             given = "--upto" if upto is not None else "--base"
             raise RecipeError(f"{given}: {source.name} is a model as it is, neither a run nor an orbit")
-        return Tuned(*_as_it_is(source.model, device), None, None, source)
+        return Tuned(*_as_it_is(source.model, device), None, None)
     from fedseed.orbit.replay import equip, replay
 
     if source.orbit is not None:
@@ -141,7 +140,7 @@ def open_tuned(
     if source.chat_template is not None:
         processor.chat_template = source.chat_template
     facts = Facts(count, digest, *about, **_measured(source.folder, count))
-    return Tuned(model, processor, header, facts, source)
+    return Tuned(model, processor, header, facts)
 
 
 def best_round(source: Source, metric: str) -> int:
