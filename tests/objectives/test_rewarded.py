@@ -1,5 +1,7 @@
 """Rewards of generated answers: of what the model at those weights says, alone or in a batch of rows."""
 
+from functools import partial
+
 import pytest
 import torch
 import transformers as tf
@@ -13,6 +15,7 @@ from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.seq2seq import Seq2SeqLM
 from fedseed.runs.assembly import Federation
 from fedseed.tasks.data import Example
+from fedseed.weights.row_losses import row_losses
 from support.text_bases import write
 from support.tiers import mark
 
@@ -69,6 +72,11 @@ def test_a_loss_is_minus_the_reward_of_what_is_generated(small):
     assert losses.dtype == torch.float32 and not losses.requires_grad and [*map(objective.weight, items)] == [1] * 5
 
 
+def rewarded_rows(space, objective, items, *along):
+    losses, together = (partial(act, space.model) for act in (objective.losses, objective.together))
+    return row_losses(space, losses, items, *along, together=partial(together, items))
+
+
 DIRECTIONS, SCALES = [3, 8, 3, 0, 3], [0.05, -0.05, 0.05, 0.1, -0.2]
 
 
@@ -79,7 +87,7 @@ def test_rows_with_weights_of_their_own_say_what_they_say_alone(kind, small):
     items, before = objective.prepare(EXAMPLES), space.digest()
     basis = Basis("lowrank", 7)
     expected = alone(space, objective, items, basis, DIRECTIONS, SCALES)
-    losses = objective.row_losses(space, items, basis, DIRECTIONS, SCALES)
+    losses = rewarded_rows(space, objective, items, basis, DIRECTIONS, SCALES)
     assert heard.said == expected and losses.tolist() == [-len(text) / 8 for text in expected]
     assert space.rows.reason is None and space.digest() == before  # in one go: nothing fell back
     assert expected != [objective.answers(model, [item])[0] for item in items]  # the directions matter
@@ -90,10 +98,10 @@ def test_what_cant_be_mapped_is_generated_by_direction(small, tmp_path):
     space, objective = ParameterSpace(model), Rewarded(CausalLM(small[1]), heard, NEW)
     items, basis = objective.prepare(EXAMPLES), Basis("rademacher", 7)
     expected = alone(space, objective, items, basis, DIRECTIONS, SCALES)
-    losses = objective.row_losses(space, items, basis, DIRECTIONS, SCALES)
+    losses = rewarded_rows(space, objective, items, basis, DIRECTIONS, SCALES)
     assert losses.tolist() == [-len(text) / 8 for text in expected]
     with pytest.raises(ValueError, match="5 items for 4 directions"):
-        objective.row_losses(space, items, basis, DIRECTIONS[1:], 0.1)
+        rewarded_rows(space, objective, items, basis, DIRECTIONS[1:], 0.1)
     model, tokenizer = load_model(str(write(tmp_path / "t5", "t5")))
     space, objective = ParameterSpace(model), Rewarded(Seq2SeqLM(tokenizer), heard, 4)
     items = objective.prepare([Example("the film was great", "good"), Example("so bad", "bad")])
@@ -102,7 +110,7 @@ def test_what_cant_be_mapped_is_generated_by_direction(small, tmp_path):
     ]
     basis = Basis("lowrank", 3)
     expected = alone(space, objective, items, basis, [1, 2], [0.3, 0.3])
-    assert objective.row_losses(space, items, basis, [1, 2], 0.3).tolist() == [-len(text) / 8 for text in expected]
+    assert rewarded_rows(space, objective, items, basis, [1, 2], 0.3).tolist() == [-len(text) / 8 for text in expected]
 
 
 def test_a_method_that_needs_gradients_is_refused_in_python_too(small):

@@ -110,7 +110,7 @@ def test_what_cant_be_mapped_takes_a_pass_for_each_direction(basis):
         with said:
             found = row_losses(space, losses, list(x), basis, directions, 0.1)
         torch.testing.assert_close(found, torch.stack(alone))
-    assert not space.rows.possible(basis)
+    assert space.rows.problem(basis)
     with pytest.raises(RowsError, match="weights of their own"), space.perturbed_rows(basis, directions, 0.1):
         pass
 

@@ -145,6 +145,6 @@ def test_rows_of_scaled_directions_go_one_after_the_other():
     basis, space = Basis("lowrank", 5), space_of()
     for terms in steps_of(basis, 3):
         space.apply(Optimize(terms, HISO))
-    assert not space.rows.possible(basis)
+    assert space.rows.problem(basis)
     with pytest.raises(RowsError, match="hiso"), space.perturbed_rows(basis, [4, 7, 4], 0.1):
         pass

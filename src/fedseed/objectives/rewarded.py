@@ -5,9 +5,7 @@ Strategies at Scale", arXiv 2509.24372): an answer is right, a text is short, a 
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +13,9 @@ import torch
 from fedseed.objectives.generation import responses_to
 from fedseed.objectives.losses import Objective, TextObjective
 from fedseed.objectives.tokens import Tokens
-from fedseed.randomness import Basis
 from fedseed.tasks.data import Example
 from fedseed.tasks.rewards import Judge
-from fedseed.weights.perturbed_rows import RowsError, moves_of
-from fedseed.weights.row_losses import losses_by_direction
-from fedseed.weights.space import ParameterSpace
+from fedseed.weights.row_losses import Around
 
 
 @dataclass(frozen=True)
@@ -73,45 +68,15 @@ class Rewarded(Objective):
         """
         return self.judged(items, self.answers(model, items), next(model.parameters()).device)
 
-    def row_losses(
-        self,
-        space: ParameterSpace,
-        items: Sequence[Asked],
-        basis: Basis,
-        directions: Sequence[int],
-        scales: float | Sequence[float],
-    ) -> torch.Tensor:
-        """Returns the losses of items each of which is answered at w + scales[i] * direction(directions[i]).
+    def together(self, model: Any, items: Sequence[Asked], around: Around) -> torch.Tensor | None:
+        """Returns the losses of items each of which is answered at weights of its own (`row_losses`); None: they can't.
 
-        With "lowrank" directions all answers are written in one go, a token of each at a time (`space.perturbed_rows`);
-        where that can't be, those of one direction after the other. The answers are the same, unless two tokens are
-        equally likely to float rounding.
-
-        Args:
-            space: the model's.
-            items: B of them.
-            basis: where the directions come from.
-            directions: B indices; some may be the same.
-            scales: how far to move along each; one number: all alike.
-
-        Raises:
-            ValueError: there are not as many items as directions, or a scale is not finite.
+        All answers are written in one go, a token of each at a time. They are those of one after the other, unless two
+        tokens are equally likely to float rounding.
         """
-        moves = moves_of(directions, scales)
-        if len(items) != len(moves):
-            raise ValueError(f"{len(items)} items for {len(moves)} directions")
-        if space.rows.possible(basis) and not self.language.encodes:
-
-            def around(rows: Sequence[int]) -> AbstractContextManager[Any]:
-                return space.perturbed_rows(basis, [moves[i][0] for i in rows], [moves[i][1] for i in rows])
-
-            try:
-                said = self.answers(space.model, items, around)
-            except RowsError:  # what can't be mapped, or weights that are used outside of the model's forward
-                pass
-            else:
-                return self.judged(items, said, space.devices[0])
-        return losses_by_direction(space, partial(self.losses, space.model), items, basis, moves, often=True)
+        if self.language.encodes:
+            return None
+        return self.judged(items, self.answers(model, items, around), next(model.parameters()).device)
 
     def judged(self, items: Sequence[Asked], answers: Sequence[str], device: torch.device) -> torch.Tensor:
         """Returns minus the answers' rewards, shape (items,)."""

@@ -155,9 +155,8 @@ def rate_number(seed: int, number: int, client: int) -> float:
 
 def uniform_integers(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.uint64]:
     """`count` independent 64-bit integers."""
-    rows = words(seed, domain, direction, 0, (count + 1) // 2).astype(np.uint64)
-    pairs = rows[:, 0::2] | rows[:, 1::2] << _SHIFT_32
-    return pairs.reshape(-1)[:count]
+    rows = words(seed, domain, direction, 0, (count + 1) // 2)
+    return rows.astype("<u4").view("<u8").reshape(-1)[:count].astype(np.uint64, copy=False)
 
 
 def draws(seed: int, count: int) -> NDArray[np.uint64]:

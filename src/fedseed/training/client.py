@@ -66,11 +66,9 @@ def part_losses(
             found = losses(items)
     else:
         directions = [along[number % n] for number, part in enumerate(parts) for _ in part]
-        if (own := getattr(objective, "row_losses", None)) is not None:  # it calls the model many times
-            found = own(space, items, basis, directions, scale)
-        else:
-            counts = [len(sequences_of(item)) for item in items]
-            found = row_losses(space, losses, items, basis, directions, scale, counts)
+        counts, own = [len(sequences_of(item)) for item in items], getattr(objective, "together", None)
+        together = None if own is None else partial(own, space.model, items)
+        found = row_losses(space, losses, items, basis, directions, scale, counts, together)
     each = iter(found.tolist())
     means = iter([sum(next(each) for _ in part) / sum(map(objective.weight, part)) for part in parts])
     return [[next(means) for _ in range(n)] if batch else [0.0] * n for batch in batches]

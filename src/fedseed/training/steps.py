@@ -264,7 +264,7 @@ class StochasticSteps(Steps):
         """Returns a piece in float32; a CPU's lies in one of two places, used again, as new memory is slow to come."""
         if not piece.is_cpu:
             return piece.to(torch.float32, copy=True)
-        room = self.vector.scratch(torch.float32, 2 * CACHED)
+        room = self.vector.scratch(2 * CACHED)
         return room[place * CACHED : place * CACHED + len(piece)].copy_(piece)
 
     def move(self, index: int, gradient: torch.Tensor) -> None:

@@ -146,7 +146,7 @@ class Perturbation:
             self._vector.operand(kernel, parameter).reshape(rows, columns),
             None if bias is None else bias.detach().numpy(),
             self._of(kernel, parameter, block), self._scale, self._vector.start_of(parameter),
-            lambda count: self._vector.scratch(torch.float32, count).numpy(),
+            lambda count: self._vector.scratch(count).numpy(),
         )  # fmt: skip
         return torch.from_numpy(out).contiguous().view(*x.shape[:-1], rows)
 

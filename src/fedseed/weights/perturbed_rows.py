@@ -96,20 +96,20 @@ class Rows:
         self.vector = vector
         self.reason: str | None = None  # why rows can't have weights of their own in one pass
 
-    def possible(self, basis: Basis) -> bool:
-        """Returns whether one pass for many directions may be worth a try."""
-        return basis.name == "lowrank" and self.reason is None and can_exchange(self.model)
+    def problem(self, basis: Basis) -> str | None:
+        """Returns why rows can't have weights of their own; None: one pass for many directions is worth a try."""
+        if basis.name != "lowrank":
+            return f"rows have weights of their own with lowrank directions, not with {basis.name} ones"
+        if not can_exchange(self.model):
+            return "a model with scripted or compiled parts: its rows can't have weights of their own"
+        return self.reason and f"the model's rows can't have weights of their own: {self.reason}"
 
     @contextmanager
     def shown(self, basis: Basis, moves: Sequence[Move]) -> Iterator["PerturbedRows"]:
         """Gives the model another `forward` inside the block. Raises RowsError where that is not possible."""
         model = self.model
-        if basis.name != "lowrank":
-            raise RowsError(f"rows have weights of their own with lowrank directions, not with {basis.name} ones")
-        if not can_exchange(model):
-            raise RowsError("a model with scripted or compiled parts: its rows can't have weights of their own")
-        if self.reason is not None:
-            raise RowsError(f"the model's rows can't have weights of their own: {self.reason}")
+        if problem := self.problem(basis):
+            raise RowsError(problem)
         if _OF_ROWS in vars(model):
             raise RowsError("the model's rows have weights of their own already")
         rows = PerturbedRows(self, basis, moves)

@@ -1,15 +1,18 @@
 """Losses of items, each at weights of its own."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import torch
 
 from fedseed.randomness import Basis
-from fedseed.weights.perturbed_rows import RowsError, moves_of
+from fedseed.weights.perturbed_rows import Move, PerturbedRows, RowsError, moves_of
 from fedseed.weights.space import ParameterSpace
 
 Item = TypeVar("Item")
+# what a batch of items, given by their numbers, row by row, is evaluated in
+Around = Callable[[Sequence[int]], AbstractContextManager[PerturbedRows]]
 
 
 def row_losses(
@@ -20,6 +23,7 @@ def row_losses(
     directions: Sequence[int],
     scales: float | Sequence[float],
     counts: Sequence[int] | None = None,
+    together: Callable[[Around], torch.Tensor | None] | None = None,
 ) -> torch.Tensor:
     """The loss of each item at w + scales[i] * direction(directions[i]).
 
@@ -35,6 +39,8 @@ def row_losses(
         directions: B indices; some may be the same.
         scales: how far to move along each; one number: all alike.
         counts: how many rows of the model's inputs each item has, in the items' order; None: item i has row i.
+        together: for `losses` that call the model many times, as when it writes: makes all of them at once, in what it
+            is given for each batch; it returns None where it can't.
 
     Returns:
         Shape (B,), in the items' order; no gradient.
@@ -46,39 +52,35 @@ def row_losses(
     if len(items) != len(moves):
         raise ValueError(f"{len(items)} items for {len(moves)} directions")
     each = [1] * len(items) if counts is None else counts
-    rows_of = [move for move, count in zip(moves, each, strict=True) for _ in range(count)]
-    if space.rows.possible(basis):
+    rows = [number for number, count in zip(range(len(moves)), each, strict=True) for _ in range(count)]
+
+    def around(numbers: Sequence[int]) -> AbstractContextManager[PerturbedRows]:
+        return space.perturbed_rows(basis, *zip(*(moves[number] for number in numbers), strict=True))
+
+    def in_one_pass() -> torch.Tensor | None:
+        with torch.no_grad(), around(rows) as used:
+            found = losses(items)
+        return found if used.calls == 1 and found.shape == (len(items),) else None
+
+    if space.rows.problem(basis) is None:
         try:
-            with torch.no_grad(), space.perturbed_rows(basis, *zip(*rows_of, strict=True)) as rows:
-                found = losses(items)
-            if rows.calls == 1 and found.shape == (len(items),):
-                return found
+            found = in_one_pass() if together is None else together(around)
         except RowsError:  # what can't be mapped, rows that are not the items, weights used outside of the forward
-            pass
-    return losses_by_direction(space, losses, items, basis, moves)
+            found = None
+        if found is not None:
+            return found
+    return _by_direction(space, losses, items, basis, moves, together is not None)
 
 
-def losses_by_direction(
+def _by_direction(
     space: ParameterSpace,
     losses: Callable[[Sequence[Item]], torch.Tensor],
     items: Sequence[Item],
     basis: Basis,
-    moves: Sequence[tuple[int, float]],
-    often: bool = False,
+    moves: Sequence[Move],
+    often: bool,
 ) -> torch.Tensor:
-    """`row_losses` with one pass for each direction, whatever `losses` does with the model.
-
-    Args:
-        space: the model's.
-        losses: from items to their losses at the model's weights, shape (items,).
-        items: B of them.
-        basis: where the directions come from.
-        moves: (direction, scale) of each item.
-        often: `losses` calls the model many times (`ParameterSpace.perturbed`).
-
-    Raises:
-        ValueError: there are not as many losses as items.
-    """
+    """The losses with one pass for each direction; `often`: the model is called many times."""
     places, parts = [], []
     for move in dict.fromkeys(moves):
         own = [i for i, other in enumerate(moves) if other == move]

@@ -31,7 +31,7 @@ class Vector:
         self.layout = layout
         ends = accumulate(e.size for e in layout.tensors)
         self._starts = {id(p): end - p.numel() for p, end in zip(parameters, ends, strict=True)}
-        self._scratch: dict[torch.dtype, torch.Tensor] = {}
+        self._scratch = torch.empty(0, device="cpu")
         self._operands: dict[int, tuple[int, bool, Any]] = {}
 
     def __contains__(self, tensor: object) -> bool:
@@ -120,12 +120,11 @@ class Vector:
             known = self._operands[id(parameter)] = place, kernel.TENSORS, operand(kernel, flat(parameter))
         return known[2]
 
-    def scratch(self, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """The CPU's memory for `count` elements, used again and again: what it held before is lost."""
-        there = self._scratch.get(dtype)
-        if there is None or len(there) < count:
-            there = self._scratch[dtype] = torch.empty(count, dtype=dtype, device="cpu")
-        return there
+    def scratch(self, count: int) -> torch.Tensor:
+        """The CPU's memory for `count` float32 numbers, used again and again: what it held before is lost."""
+        if len(self._scratch) < count:
+            self._scratch = torch.empty(count, dtype=torch.float32, device="cpu")
+        return self._scratch
 
 
 def kernel_of(tensor: torch.Tensor) -> kernels.Kernels:

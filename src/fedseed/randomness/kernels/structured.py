@@ -166,12 +166,9 @@ class Kernels:
         first, last = run.rows(start)
         columns = run.matrix.columns
         before = start + run.lo - run.matrix.start - first * columns
-        if before or len(values) != (last - first) * columns:
-            size = (last - first) * columns
-            own, values = (
-                values,
-                np.zeros(size, np.float32) if isinstance(values, np.ndarray) else values.new_zeros(size),
-            )
+        size, own = (last - first) * columns, values
+        if before or len(own) != size:
+            values = np.zeros(size, np.float32) if isinstance(own, np.ndarray) else own.new_zeros(size)
             values[before : before + len(own)] = own
         return first, values.reshape(last - first, columns)
 
