@@ -313,7 +313,7 @@ def test_a_budget_of_bytes_is_what_a_client_sends(size, scalars):
     method = Ferret(bytes=size)
     layout = Layout((TensorEntry("w", (100_000,), "float32"),), (0, 100_000))
     state, gamma = method.start(layout, 1), np.ones(method.directions, dtype=np.float32)
-    sent = len(method.sent(method.round_seed(state, 1), [gamma]).encode())
+    sent = len(method.update_type(method.round_seed(state, 1), (gamma,)).encode())
     assert method.scalars == scalars and method.bytes - 8 <= sent <= method.bytes
     assert Ferret(bytes=size, directions=50).directions == 50 and Ferret(bytes=size, blocks="tensor").blocks == "tensor"
     assert type(method).model_validate(chosen(method)) == method

@@ -35,7 +35,7 @@ def test_signs_times_a_magnitude_stay_as_they_are_to_the_last_bit(gamma):
 def update(method=METHOD, scale=1.0):
     rng = np.random.default_rng(0)
     counts = method.allocate(method.start(LAYOUT, 1)).tolist()
-    sent = method.sent(SEED, [scale * rng.normal(size=k).astype(np.float32) for k in counts])
+    sent = method.update_type(SEED, tuple(scale * rng.normal(size=k).astype(np.float32) for k in counts))
     return method.decode_update(method.start(LAYOUT, 1), 1, sent.encode())
 
 

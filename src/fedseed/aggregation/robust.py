@@ -14,7 +14,7 @@ computes them: everybody reads what the coordinator sends.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +96,9 @@ class Robust(AggregationRule):
         n, known = len(weights), past.outcome if self.remembers else None
         if problem := self.shortage(n):
             raise ValueError(problem)
-        with_past = parts if known is None else Parts(lambda: _beside(parts, known))
+        with_past = parts
+        if known is not None:  # beside the vectors, the shorter ones filled up with zeros
+            with_past = Parts(lambda: (padded((*part, last)) for part, last in zip(parts, known, strict=True)))
         gram = gram_of(with_past, n + (known is not None)) if self.geometric else None
         mixing = self._mixing(gram, n, past)
         make = self._outcome(gram, mixing, known is not None)
@@ -157,8 +159,3 @@ class Geometric(Robust):
         shares = self.coefficients(mixed(whole, gram), past)
         shares = shares if whole is None else shares @ whole
         return lambda points: shares @ points
-
-
-def _beside(parts: Iterable[Part], known: Sequence[NDArray[np.floating[Any]]]) -> Iterator[Part]:
-    """Yields each part with the last outcome beside the vectors, the shorter ones filled up with zeros."""
-    yield from (padded((*part, last)) for part, last in zip(parts, known, strict=True))

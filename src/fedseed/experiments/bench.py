@@ -108,8 +108,7 @@ def _outline(recipe: Recipe) -> tuple[Any, int]:
         architecture = kind.architecture
     except RecipeError:  # the data are not here: a model that writes texts, unless the recipe says otherwise
         pass
-    how = settings.base, settings.dtype, settings.trust_remote_code, architecture, head, settings.attention
-    model = outline(*how, device="meta")
+    model = outline(settings.base, settings.dtype, settings.trust_remote_code, architecture, head, settings.attention)
     saved = 0 if settings.quantization is None else quantized.saved_by(model, settings.quantization)
     trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)

@@ -255,7 +255,7 @@ class Ferret(BlockRates):
             gammas = self.scaled(state, basis, products)
         if not all(np.isfinite(g).all() for g in gammas):
             raise NonFiniteError("a coefficient is not finite: the local update overflowed")
-        return self.sent(seed, gammas)
+        return self.update_type(seed, tuple(gammas))
 
     def scaled(self, state: FerretState, basis: Basis, products: Gammas) -> Gammas:
         """Returns gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
@@ -289,7 +289,7 @@ class Ferret(BlockRates):
         if answers and self.shared:
             blocks = list(zip(*(update.gammas for _, _, update in answers), strict=True))
             sums = [total.astype(np.float32) for total in answers.combine_parts(blocks)]
-            return self.step_type((self.sent(answers[0].update.seed, sums),))
+            return self.step_type((self.update_type(answers[0].update.seed, tuple(sums)),))
         return self.step_type(tuple(update.times(weight) for _, weight, update in answers))
 
     def change(self, state: FerretState, step: CoefficientStep) -> Change:
@@ -317,10 +317,6 @@ class Ferret(BlockRates):
     def round_seed(self, state: FerretState, number: int) -> int:
         """Returns the seed that the clients of a round share."""
         return state.round_seed(0 if self.seeds == "fixed" else number)
-
-    def sent(self, seed: int, gammas: Gammas) -> Coefficients:
-        """Returns coefficients as they travel, block by block."""
-        return self.update_type(seed, tuple(gammas))
 
     def summed(self, state: FerretState) -> list[int]:
         """Returns how many coefficients of each block are summed: as allocated, or all if a change decides."""

@@ -30,11 +30,6 @@ from fedseed.methods.payload import About, Bits, Floats, Many, Payload, Reader, 
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 
 
-def turn_of(round: int, every: int) -> int:
-    """Returns which chunks a round is about."""
-    return (round - 1) % every
-
-
 def chosen(turn: int, every: int, size: int) -> range:
     """Returns the chunks of a turn."""
     return range(turn, chunks_of(size), every)
@@ -49,7 +44,7 @@ def entries_in(chunks: range, size: int) -> int:
 def _sent(reader: Reader) -> range:
     """Returns the chunks that an update, or a step's part, is about. Raises MessageError: others were asked for."""
     about, turn, every = reader.about, reader.got["turn"], reader.about.lookup("every")
-    if turn >= every or (about.kind == "update" and turn != turn_of(about.round, every)):
+    if turn >= every or (about.kind == "update" and turn != (about.round - 1) % every):
         raise MessageError(f"chunks {turn} modulo {every}, in round {about.round}")
     return chosen(turn, every, _size(reader))
 
@@ -118,7 +113,7 @@ class Sign(Feedback):
     every: PositiveInt = 1
 
     def compressed(self, state: State, vector: Floats, round: int) -> Signed:
-        turn = turn_of(round, self.every)
+        turn = (round - 1) % self.every
         chunks = [vector[c * CHUNK : (c + 1) * CHUNK] for c in chosen(turn, self.every, len(vector))]
         scales = halved(np.array([np.abs(chunk).mean(dtype=np.float64) for chunk in chunks]))
         positive = np.concatenate([np.zeros(0, dtype=bool), *(chunk >= 0 for chunk in chunks)])

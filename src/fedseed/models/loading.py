@@ -4,7 +4,6 @@ import logging
 import os
 import pickle
 from collections.abc import Sequence
-from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib.resources import files
@@ -213,20 +212,16 @@ def outline(
     architecture: Architecture | None = None,
     head: Head | None = None,
     attention: str | None = None,
-    device: str | None = None,
 ) -> Any:
-    """Returns the model that `load_model` would load, with weights that are whatever the memory held.
-
-    Under torch's `FakeTensorMode`, or on the device "meta", it takes no memory.
+    """Returns the model that `load_model` would load, on the device "meta": it has no weights and takes no memory.
 
     Args:
-        base: as `load_model` takes it, and so are the next five; a folder needs a config.json and nothing else.
+        base: as `load_model` takes it, and so are the others; a folder needs a config.json and nothing else.
         dtype: as there.
         trust_remote_code: as there.
         architecture: as there.
         head: as there.
         attention: as there.
-        device: where its tensors lie; None: torch's default.
 
     Raises:
         RecipeError: the configuration can't be had, or no model can be made from it.
@@ -238,7 +233,7 @@ def outline(
     try:
         config = AutoConfig.from_pretrained(reach(base), trust_remote_code=trust_remote_code, **options)
         wanted = architecture or architecture_of(config.to_dict(), head is not None)
-        with nullcontext() if device is None else torch.device(device), torch.random.fork_rng(devices=[]):
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
             model = LOADERS[wanted].auto.from_config(
                 config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, **attended
             )

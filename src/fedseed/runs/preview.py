@@ -90,10 +90,8 @@ def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
     kind, head = kind_for(recipe, data)
     if kind.example is Picture:
         raise RecipeError(f'task.name = "{recipe.task.name}": its examples are pictures; a preview shows tokens')
-    model = outline(
-        settings.base, trust_remote_code=settings.trust_remote_code, architecture=kind.architecture, head=head,
-        device="meta",
-    )  # fmt: skip
+    code = settings.trust_remote_code
+    model = outline(settings.base, trust_remote_code=code, architecture=kind.architecture, head=head)
     try:
         processor = LOADERS[kind.architecture].processor(reach(settings.base), settings.trust_remote_code)
     except (OSError, ValueError, ImportError) as error:

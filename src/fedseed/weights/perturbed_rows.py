@@ -15,10 +15,10 @@ tensors: such a cache is taken apart into its tensors and put together again, a 
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import wraps
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -115,11 +115,8 @@ class Rows:
         rows = PerturbedRows(self, basis, moves)
         before = vars(model).get("forward")
 
-        @wraps(model.forward)  # whoever asks for its arguments sees them
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return rows.forward(*args, **kwargs)
-
-        model.forward, model.__dict__[_OF_ROWS] = forward, True
+        own = update_wrapper(partial(rows.forward), model.forward)  # whoever asks for its arguments sees them
+        model.forward, model.__dict__[_OF_ROWS] = own, True
         try:
             with rows.use:
                 yield rows
@@ -157,56 +154,34 @@ class PerturbedRows:
         self.reason: str | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes the place of the model's own `forward`."""
+        """Takes the place of the model's own `forward`. Raises RowsError if no tensor that it is given has B rows."""
         if self.use.inside:  # a model that calls itself
             return self._forward(*args, **kwargs)
         self.calls += 1
-        call = _Call(self._forward, args, kwargs, len(self._entries))
+        know_caches()
+        rows, (leaves, form) = len(self._entries), pytree.tree_flatten((args, kwargs))
+        tensors = [(at, leaf) for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        own = {at: tensor for at, tensor in tensors if tensor.dim() > 0 and len(tensor) == rows}
+        if not own:
+            shapes = ", ".join(str(tuple(tensor.shape)) for _, tensor in tensors)
+            raise RowsError(f"{rows} rows have weights of their own, but the model was given tensors of shape {shapes}")
+        values: list[Any] = []  # what a call returned, with `_TENSOR` in place of each tensor
+        returned: Any = None  # its form
 
         def of_row(entry: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
-            with self.use.mapped(Row(entry, self._in_order), len(self._entries)):
-                return call(inputs)
+            nonlocal values, returned
+            mine = dict(zip(own, inputs, strict=True))
+            args, kwargs = pytree.tree_unflatten([mine.get(at, leaf) for at, leaf in enumerate(leaves)], form)
+            with self.use.mapped(Row(entry, self._in_order), rows):
+                found, returned = pytree.tree_flatten(self._forward(*args, **kwargs))
+            values = [_TENSOR if isinstance(v, torch.Tensor) else v if isinstance(v, _PLAIN) else None for v in found]
+            return [v for v in found if isinstance(v, torch.Tensor)]
 
-        inputs = [own[:, None] for own in call.inputs]  # every row a batch of one
         try:
-            with torch.no_grad():
-                found = torch.vmap(of_row, randomness="different")(self._entries, *inputs)
+            with torch.no_grad():  # every row a batch of one
+                each = torch.vmap(of_row, randomness="different")(self._entries, *(x[:, None] for x in own.values()))
         except (UnmappedError, RuntimeError, ValueError, NotImplementedError) as error:
             self.reason = str(error).strip().partition("\n")[0]
             raise RowsError(f"the model's rows can't have weights of their own: {self.reason}") from error
-        return call.joined([whole.flatten(0, 1) if whole.dim() > 1 else whole for whole in found])
-
-
-class _Call:
-    """Makes one call of a model with B rows, by its tensors. Raises RowsError if no tensor has so many.
-
-    Attributes:
-        inputs: all inputs that have rows.
-    """
-
-    def __init__(self, forward: Callable[..., Any], args: Any, kwargs: Any, rows: int) -> None:
-        self._forward = forward
-        know_caches()
-        self._leaves, self._form = pytree.tree_flatten((args, kwargs))
-        self._of_rows = [isinstance(v, torch.Tensor) and v.dim() > 0 and len(v) == rows for v in self._leaves]
-        self.inputs = [v for v, of_rows in zip(self._leaves, self._of_rows, strict=True) if of_rows]
-        self._found: list[Any] = []  # what a call returned, with `_TENSOR` in place of each tensor
-        self._found_form: Any = None
-        if not any(self._of_rows):
-            shapes = ", ".join(str(tuple(v.shape)) for v in self._leaves if isinstance(v, torch.Tensor))
-            raise RowsError(f"{rows} rows have weights of their own, but the model was given tensors of shape {shapes}")
-
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the tensors that the model returns for these inputs."""
-        own = iter(inputs)
-        leaves = [next(own) if of_rows else v for v, of_rows in zip(self._leaves, self._of_rows, strict=True)]
-        args, kwargs = pytree.tree_unflatten(leaves, self._form)
-        found, self._found_form = pytree.tree_flatten(self._forward(*args, **kwargs))
-        self._found = [_TENSOR if isinstance(v, torch.Tensor) else v if isinstance(v, _PLAIN) else None for v in found]
-        return [v for v in found if isinstance(v, torch.Tensor)]
-
-    def joined(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Returns what the model would return for the batch, made of these tensors."""
-        made = iter(tensors)
-        leaves = [next(made) if v is _TENSOR else v for v in self._found]
-        return pytree.tree_unflatten(leaves, self._found_form)
+        joined = iter([whole.flatten(0, 1) if whole.dim() > 1 else whole for whole in each])
+        return pytree.tree_unflatten([next(joined) if value is _TENSOR else value for value in values], returned)

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedseed.randomness import Basis
+from fedseed.randomness import Basis, kernels
 from fedseed.weights.change import Floats
 from fedseed.weights.moving import PIECE
-from fedseed.weights.vector import Vector, flat, kernel_of, operand
+from fedseed.weights.vector import Vector, flat, operand
 
 
 class Projection:
@@ -28,7 +28,7 @@ class Projection:
         self._vector = vector
         self._spec = basis.spec_on(vector.layout.matrices)
         self._counts = [int(c) for c in counts]
-        self._finish = kernel_of(vector.parameters[0]).project_finish
+        self._finish = kernels.current(vector.parameters[0].device.type).project_finish
         self._sums: list[Any] = [0.0] * len(counts)
 
     def add(self, index: int, values: torch.Tensor, lo: int = 0, hi: int | None = None, scale: float = 1.0) -> None:
@@ -44,7 +44,7 @@ class Projection:
         vector = self._vector
         start = vector.start_of(vector.parameters[index]) + lo
         flat = values.detach().reshape(-1)
-        kernel = kernel_of(flat)
+        kernel = kernels.current(flat.device.type)
         for block, a, b in vector.overlaps(start, len(flat) if hi is None else hi - lo):
             sums = kernel.project_sums(
                 self._spec, 0, self._counts[block], operand(kernel, flat[a:b]), start + a,

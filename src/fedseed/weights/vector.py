@@ -127,11 +127,6 @@ class Vector:
         return self._scratch
 
 
-def kernel_of(tensor: torch.Tensor) -> kernels.Kernels:
-    """The kernels for the device that a tensor is on."""
-    return kernels.current(tensor.device.type)
-
-
 def check_scale(scale: float) -> None:
     """Raises ValueError if it is not finite."""
     if not np.isfinite(scale):
