@@ -36,8 +36,8 @@ begin with. A key is given in its table (`[method.training]`, then `learning_rat
 (`--set method.training.learning_rate=0.1`).
 
 A key that is not here is an error, and so is a value of another type. Numbers are finite. Whole numbers are at most
-4,294,967,295; seeds go up to 2^64 - 1. `model.base`, `task.path`, `task.evaluation_file` and `task.chat_template` are
-looked for from the current folder, and, if they are not there, from the recipe's.
+4,294,967,295; seeds go up to 2^64 - 1. Relative paths begin in the recipe's folder, or, if they are not there, in the
+current one; those of `--set` begin in the current one.
 """
 TABLES = {
     "": "They stand before the first table.",

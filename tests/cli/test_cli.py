@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -62,14 +63,39 @@ def test_published_recipes_are_listed_if_asked_for():
     assert "quickstart-ferret" in few and "published-ferret" not in few and "published-ferret" in every
 
 
-def test_a_base_that_is_not_there_is_said_before_torch_is_imported(tmp_path):
+NOWHERE = {
+    "run quickstart-ferret --set model.base=./nix": 'model.base = "./nix": there is no such folder',
+    **{f"{command} demo/recipe.toml --set task.path=nix": 'task.path = "nix": there is no such file or folder'
+       for command in ("run", "tune-rate", "preview", "bench", "partition")},
+    "join demo/recipe.toml --nats nats://x --client a --data nix --set task.path=": "nix: there is no such file",
+    "verify demo --client north --data nix": "nix: there is no such file or folder",
+    "verify demo/nix --client north": "demo/nix: there is no such file or folder",
+    "generate demo --file nix": "--file nix: can't be read",
+    "report demo/nix": "demo/nix: no run is here",
+    "orbit info demo/nix": "demo/nix: can't be read",
+    **{f"{command} demo/nix": "demo/nix: there is no such folder or file"
+       for command in ("export --out new", "evaluate", "serve-model", "generate --file demo/recipe.toml")},
+}  # fmt: skip
+
+
+def test_a_wrong_path_is_said_at_once(tmp_path):
+    """Before torch is imported; where a model would be opened, before transformers is."""
     script = (
-        "import sys\nfrom fedseed.cli.app import app\ntry:\n    app(standalone_mode=False)\n"
-        "except Exception as error:\n    print(error, 'torch' in sys.modules)"
+        "import sys\nfrom fedseed.cli.app import app\nfor words in sys.argv[1:]:\n    try:\n"
+        "        app(words.split(), standalone_mode=False)\n    except Exception as error:\n"
+        "        print(error, 'transformers' in sys.modules or 'torch' in sys.modules and ' demo/nix' not in words)"
     )
-    words = ["run", "quickstart-ferret", "--set", "model.base=./nowhere"]
-    done = subprocess.run([sys.executable, "-c", script, *words], cwd=tmp_path, capture_output=True, text=True)
-    assert 'model.base = "./nowhere": there is no such folder' in done.stdout and done.stdout.endswith("False\n")
+    assert fedseed("new", "demo", cwd=tmp_path).returncode == 0
+    done = subprocess.run([sys.executable, "-c", script, *NOWHERE], cwd=tmp_path, capture_output=True, text=True)
+    for said, wanted in zip(done.stdout.splitlines(), NOWHERE.values(), strict=True):
+        assert said.startswith(wanted) and said.endswith("False"), done.stderr
+
+
+def test_help_has_commands_in_groups_the_first_ones_first():
+    said = fedseed("--help").stdout
+    groups = re.findall(r"─ (\w+) ─", said)
+    assert groups == ["Options", "Begin", "Federate", "Plan", "Look", "Orbits", "Papers"]
+    assert said.index("─ Papers ─") < said.index("audit") < said.index("reproduce")
 
 
 def dying():

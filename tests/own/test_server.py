@@ -172,7 +172,7 @@ def test_requests_beyond_what_waits_and_weights_that_are_wrong_are_told(tmp_path
     orbit = Orbit.open(run / "model.orbit")
     steps = [Record(r.round, r.payload, "12" * 16) for r in orbit.records]
     write_orbit(tmp_path / "wrong.orbit", orbit.start, ending(packed(orbit.header.method, steps)))
-    service = server.Service([str(run), str(tmp_path / "wrong.orbit")])
+    service = server.Service(server.named([str(run), str(tmp_path / "wrong.orbit")]))
     client = TestClient(service.app())
     asked = {"model": "run", "prompt": "the film", "max_tokens": 4, "temperature": 0}
     first = client.post("/v1/completions", json=asked).json()["choices"]

@@ -50,6 +50,13 @@ def test_what_others_wrote_is_text():
     assert Page(comparison_page(bad, {bad: {bad: [view]}}, [Sheet(bad, [bad], [[bad]])])).count("script") == 0
 
 
+def test_each_client_has_its_own_figures_and_one_that_was_away_says_of_when_they_are():
+    lines = [RoundLine(number, clients=["a", "b"], by_client={name: {"loss": 4.0 / (number + 1)} for name in there})
+             for number, there in ((0, "ab"), (1, "ab"), (3, "a"))]  # fmt: skip
+    text = " ".join(Page(run_page(RunView("", lines, None, "", 3, 3, "finished"))).text.split())
+    assert "a 3 1.000" in text and "b (away later: figures after round 1) 3 2.000" in text
+
+
 def test_a_damaged_or_growing_folder_is_shown_as_far_as_it_goes(runs, tmp_path):
     recipe, text = (runs / "one" / "recipe.toml").read_text(), (runs / "one" / "metrics.jsonl").read_text()
     lines = text.splitlines(keepends=True)

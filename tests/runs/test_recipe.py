@@ -5,7 +5,7 @@ import pytest
 from fedseed import Federation, Orbit
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
-from fedseed.runs.folder import RunFolder
+from fedseed.runs.folder import RunFolder, compare_recipes
 from fedseed.runs.recipe import FederationSettings, packaged_recipes, read_recipe
 from fedseed.tasks import CLOZE, MEZO
 
@@ -105,17 +105,23 @@ def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
     assert "did you mean" not in str(caught.value)
 
 
-def test_paths_that_lead_nowhere_from_here_begin_at_the_recipe(tmp_path, monkeypatch):
-    (tmp_path / "site" / "data").mkdir(parents=True)
-    (tmp_path / "site" / "small").mkdir()  # a packaged base's name stays one
-    text = 'rounds = 1\n[model]\nbase = "small"\n[task]\nname = "files"\npath = "data"\n[method]\nname = "feedsign"\n'
-    (tmp_path / "site" / "my.toml").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    read = read_recipe("site/my.toml")
-    assert (read.task.path, read.model.base) == ("site/data", "small")
-    assert read_recipe("site/my.toml", ["task.path=other"]).task.path == "other"  # what is typed is meant from here
+def test_paths_begin_at_the_recipe(tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    for name in ("data", "small", "mine"):  # a packaged base's name stays one
+        (site / name).mkdir(parents=True)
+    text = 'rounds = 1\n[model]\nbase = "{}"\n[task]\nname = "files"\npath = "{}"\n[method]\nname = "feedsign"\n'
+    for base, path in (("small", "data"), ("mine", "other")):
+        (site / f"{path}.toml").write_text(text.format(base, path))
     (tmp_path / "data").mkdir()
-    assert read_recipe("site/my.toml").task.path == "data"
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    read, elsewhere = read_recipe("site/data.toml"), read_recipe("site/other.toml")
+    assert (read.task.path, read.model.base) == (str(site / "data"), "small")
+    assert (elsewhere.task.path, elsewhere.model.base) == (str(tmp_path / "other"), "site/mine")
+    assert read_recipe("site/data.toml", ["task.path=data"]).task.path == str(tmp_path / "data")  # typed: from here
+    (tmp_path / "run").mkdir()  # of an earlier fedseed, which kept paths as they were given
+    (tmp_path / "run" / "recipe.toml").write_text((site / "data.toml").read_text().replace('"data"', '"site/data"'))
+    compare_recipes(tmp_path / "run", read.to_toml())
 
 
 def test_overrides(recipe):

@@ -92,6 +92,7 @@ def test_data_that_is_not_there_is_said(clients, own, text, tmp_path, monkeypatc
 def test_a_local_file_stands_for_options(tmp_path, monkeypatch):
     file = tmp_path / "north" / "site.toml"
     file.parent.mkdir()
+    (file.parent / "north.jsonl").touch()
     file.write_text(
         'client = "north"\nout = "model"\ndevice = "cpu"\ndata = "north.jsonl"\nevaluation = 0.5\n'
         'nats = "tls://host:1"\nrun = "ours"\nkey = "/keys/north.nk"\nca = "ca.pem"\n'

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LANGUAGES = {"sh", "console", "toml", "python", "yaml", "json", "jinja", "text"}
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
-NOT_RUN = re.compile(r"<!-- not run: (.{5,}?) -->\n$", re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: ((?:(?!-->).){5,}) -->\n$", re.DOTALL)
 
 
 @dataclass(frozen=True)

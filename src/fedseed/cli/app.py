@@ -23,6 +23,7 @@ from fedseed.cli.common import (
     Running,
     Telling,
     answer,
+    check_places,
     complete_recipe,
     grouped,
     interruptible,
@@ -64,8 +65,8 @@ class InstalledCommands(TyperGroup):
             return own
         for point in entry_points(group=COMMANDS, name=cmd_name):
             if find_spec(point.module.partition(".")[0]) is not None:
-                found = typer.main.get_command(point.load())
-                found.name = cmd_name
+                found: Any = typer.main.get_command(point.load())
+                found.name, found.rich_help_panel = cmd_name, "Papers"
                 return found
         if cmd_name in IN_PAPERS:
             raise RecipeError(f"fedseed {cmd_name} is a command of the package fedseed-papers: {PAPERS}")
@@ -150,6 +151,7 @@ def tune_rate(
 ) -> None:
     """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's passes."""
     checked, shown = reading.read(recipe), telling.screen()
+    check_places(checked)
     from fedseed.models.loading import quiet
     from fedseed.runs.rates import find_rate
 
@@ -223,11 +225,7 @@ def compare(
 def _run(
     recipe: "Recipe", folder: Path, running: Running, shown: Console, resume: bool, extend: bool = False
 ) -> dict[str, Any]:
-    if not recipe.of_parties:
-        recipe.task.client_names()  # a path that leads nowhere is said before torch is imported
-    base = recipe.model.base
-    if base.startswith((".", "/", "~")) and not Path(base).expanduser().is_dir():
-        raise RecipeError(f'model.base = "{base}": there is no such folder; give one, or a name (fedseed list models)')
+    check_places(recipe)
     if running.workers is not None:
         from fedseed.processes import warm
 

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedseed.errors import plural
+from fedseed.errors import RecipeError, plural
 from fedseed.registry import load_plugin
 from fedseed.reports.progress import Screen
 
@@ -186,6 +186,15 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     called.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in shown}
     return called
+
+
+def check_places(recipe: "Recipe") -> None:
+    """Raises RecipeError if a recipe's data or base is not there: said at once, before torch is imported."""
+    if not recipe.of_parties:
+        recipe.task.client_names()
+    base = recipe.model.base
+    if base.startswith((".", "/", "~")) and not Path(base).expanduser().is_dir():
+        raise RecipeError(f'model.base = "{base}": there is no such folder; give one, or a name (fedseed list models)')
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from fedseed.cli.common import (
     RecipeArgument,
     Telling,
     answer,
+    check_places,
     console,
     grouped,
     say,
@@ -115,6 +116,7 @@ def preview(
 ) -> None:
     """Show examples as tokens, what counts for the loss, what is cut. Needs the data and the tokenizer, no weights."""
     checked = reading.read(recipe)
+    check_places(checked)
     from fedseed.models.loading import quiet  # torch from here on
     from fedseed.runs.preview import COUNTED
     from fedseed.runs.preview import preview as look
@@ -178,6 +180,8 @@ def bench(
 ) -> None:
     """Say what a recipe will cost on this machine: seconds by phase, bytes and memory, from one round of it."""
     shown, checked = Telling(as_json).screen(), reading.read(recipe)
+    if not memory_only:
+        check_places(checked)
     from fedseed.experiments.bench import cost_table, fits, measure, memory_table, reckon  # torch from here on
     from fedseed.models.loading import has_weights, quiet
 

@@ -180,6 +180,13 @@ class Site:
     ] = None  # fmt: skip
 
 
+def _check_there(*paths: Path | None) -> None:
+    """Raises RecipeError if a file or folder is not there: said at once, before torch is imported."""
+    for path in paths:
+        if path is not None and not path.exists():
+            raise RecipeError(f"{path}: there is no such file or folder")
+
+
 @grouped
 def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: ReadingForDevice) -> None:
     """Take part in a federation over NATS, for one client or many."""
@@ -188,6 +195,8 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
     if not site.client:
         raise RecipeError('join: say for whom with --client NAME (repeatable; --client "*": for all)')
     checked = reading.read(recipe)
+    if checked.of_parties:
+        _check_there(site.data, site.evaluation_file)
     name = run_name(checked, recipe, reaching.run)
     own = OwnData(site.data, site.evaluation_file, site.evaluation)
     way = transport(reaching.reach(checked, site.client[0]), name)
@@ -278,19 +287,21 @@ def verify(
     reading: ReadingForDevice,
 ) -> None:
     """Compute again what a run's record says that a client has sent, from its own data; 1: something was forged."""
-    from fedseed.models.loading import quiet
+    if sample != "all" and not (sample.isdecimal() and int(sample)):
+        raise RecipeError(f'--sample {sample}: a whole number above 0, or "all"')
     from fedseed.orbit import Orbit
     from fedseed.runs.answers import FILE, read_answers
+
+    _check_there(run, data)
+    screen = Telling(as_json).screen()
+    recipe = reading.read(str(run / "recipe.toml"))
+    orbit, answers = Orbit.open(run / "model.orbit"), read_answers(run / FILE)
+    from fedseed.models.loading import quiet  # torch from here on
     from fedseed.runs.joining import Loading
     from fedseed.runs.spec import RunSpec
     from fedseed.runs.verification import verify as verified
     from fedseed.tasks.data import OwnData
 
-    if sample != "all" and not (sample.isdecimal() and int(sample)):
-        raise RecipeError(f'--sample {sample}: a whole number above 0, or "all"')
-    screen = Telling(as_json).screen()
-    recipe = reading.read(str(run / "recipe.toml"))
-    orbit, answers = Orbit.open(run / "model.orbit"), read_answers(run / FILE)
     quiet()
     hosted = Loading(recipe, client, own=None if data is None else OwnData(data))()
     drawn = secrets.randbits(63) if seed is None else seed

@@ -46,7 +46,6 @@ class Opening(Placing):
             name: what the command line calls it.
             quietly: say nothing on standard output.
         """
-        from fedseed.models.loading import quiet
         from fedseed.runs.tuned import best_round, find_source, open_tuned
 
         if self.best is not None and self.upto is not None:
@@ -56,6 +55,8 @@ class Opening(Placing):
             upto = best_round(source, self.best)
             if not quietly:
                 say(f"round {upto} has the best {self.best}")
+        from fedseed.models.loading import quiet
+
         quiet()
         with stepping(Screen(stderr=True)) as tell:
             return open_tuned(source, self.base, upto, self.device, tell)
@@ -147,8 +148,6 @@ def generate(
     opening: Opening,
 ) -> None:
     """Let a model write: after a prompt, for each line of a file, or in a conversation (--chat)."""
-    from fedseed.objectives.generation import Writer
-
     if prompt is not None and file is not None:
         raise RecipeError("generate: a PROMPT or --file, not both")
     if system is not None and not chat:
@@ -156,6 +155,8 @@ def generate(
     talking = prompt is None and file is None and sys.stdin.isatty()
     wanted = [] if talking else list(_prompts(prompt, file, chat))
     tuned = opening.open(source, quietly=True)
+    from fedseed.objectives.generation import Writer
+
     writer = Writer(tuned.model, tuned.processor, **vars(wording))
     turns = [] if system is None else [{"role": "system", "content": system}]
     if talking:
@@ -245,15 +246,16 @@ def serve_model(
 ) -> None:
     """Serve the models of many orbits on one base in memory, as OpenAI's interface has it."""
     try:
-        from fedseed.own.server import Service
+        from fedseed.own.server import Service, named
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
         raise FedseedError(f"serve-model needs {error.name}: {to_install('serve')}") from error
+    sources = named(orbits)
     from fedseed.models.loading import quiet
 
     quiet()
-    service = Service(orbits, placing.base, placing.device, keep, max_tokens)
+    service = Service(sources, placing.base, placing.device, keep, max_tokens)
 
     def ready(address: str) -> None:
         say(f"{plural(len(service.templates), 'model')}: {address} (Ctrl-C ends)")

@@ -143,9 +143,7 @@ def named(orbits: Sequence[str]) -> dict[str, Source]:
         name, given, place = ("", "", text) if Path(text).exists() else text.partition("=")
         source = find_source(place if given else text)
         if source.orbit is None:
-            raise RecipeError(
-                f"{text}: not an orbit: a model of whole weights can't be swapped; serve its export alone"
-            )
+            raise RecipeError(f"{text}: not an orbit: whole weights can't be swapped; serve their export alone")
         path = source.orbit.resolve()
         name = name or (path.parent.name if path.stem == "model" else path.stem)
         if name in found:
@@ -158,21 +156,20 @@ class Service:
     """Models of orbits of one base, behind OpenAI's interface.
 
     Args:
-        orbits: as `named` takes them.
+        sources: what `named` returns.
         base: where the base is; None: where the first orbit's run had it.
         device: where it lies.
         keep: weights of so many models, those used last, stay in memory (`Swapper`).
         most: new tokens of an answer at most.
 
     Raises:
-        RecipeError: there is no such orbit, or the base can't be had, or writes no text.
+        RecipeError: the base can't be had, or writes no text.
         OrbitError: one is damaged, of another base, or tunes an adapter.
     """
 
     def __init__(
-        self, orbits: Sequence[str], base: str | None = None, device: str = "cpu", keep: int = 0, most: int = 1024
+        self, sources: dict[str, Source], base: str | None = None, device: str = "cpu", keep: int = 0, most: int = 1024
     ) -> None:
-        sources = named(orbits)
         first = next(one.orbit for one in sources.values() if one.orbit is not None)
         model, self.tokenizer = base_of(Orbit.open(first).header, first, base, device)
         Writer(model, self.tokenizer)

@@ -28,6 +28,7 @@ class ClientRow:
         skipped: rounds in which it was asked and sent nothing that counts, by reason.
         attacker: it was made to lie.
         metrics: its own held-out figures, the newest ones.
+        measured: the round after which it had them.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ClientRow:
     skipped: Counter[str] = field(default_factory=Counter)
     attacker: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
+    measured: int = 0
 
 
 @dataclass
@@ -126,6 +128,7 @@ class RunView:
                 row(name).attacker = True
             for name, values in (line.by_client or {}).items():
                 row(name).metrics.update(values)
+                row(name).measured = line.round
         return sorted(rows.values(), key=lambda row: natural(row.name))
 
 

@@ -30,7 +30,7 @@ from fedseed.orbit.file import scan, write_orbit
 from fedseed.registry import INCIDENTAL
 from fedseed.reports.results import RoundLine, read_summary
 from fedseed.runs.keys import own_fields
-from fedseed.runs.recipe import Recipe
+from fedseed.runs.recipe import Recipe, find_beside
 from fedseed.runs.spec import RunSpec
 from fedseed.text import flat
 
@@ -254,6 +254,7 @@ def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> N
         written = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: not valid TOML: {error}") from error
+    find_beside(written, Path.cwd())  # as the one given has them
     tables = [written, tomllib.loads(recipe)]
     with suppress(ValidationError):  # of a plug-in that is not there any more, say: they are compared as they stand
         # with the defaults of keys that an earlier fedseed did not have

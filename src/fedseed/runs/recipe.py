@@ -37,7 +37,10 @@ from fedseed.weights.layout import DigestKind
 
 logger = logging.getLogger(__name__)
 
-PLACES = (("model", "base"), *(("task", key) for key in ("path", "evaluation_file", "chat_template")))
+PLACES = (
+    ("model", "base"), ("task", "path"), ("task", "evaluation_file"), ("task", "chat_template"),
+    ("federation", "key"), ("federation", "ca"),
+)  # fmt: skip
 MOST_BYTES = 1 << 20  # of a file: what takes hours to read is longer
 MOST_DEEP = 32  # tables and lists in each other, and parts of a key
 LONG_KEY = re.compile(rf"""(?<![\w"'.-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{MOST_DEEP}}}[\w"']""".encode())
@@ -134,21 +137,24 @@ def load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path], 
 
 
 def find_beside(data: dict[str, Any], folder: Path) -> None:
-    """Let the recipe's paths that lead nowhere from the current folder begin in the recipe's own, if they do there.
+    """Let the recipe's relative paths that lead somewhere from a folder begin there; those to data become absolute.
 
     Args:
         data: the recipe, as it was read.
-        folder: where its file lies.
+        folder: where its file lies; or where we work, for paths that lead somewhere from here alone.
     """
     for name, key in PLACES:
         table = data.get(name)
         if not isinstance(table, dict) or not isinstance(place := table.get(key), str) or not place:
             continue
-        if name == "model" and "/" not in place:  # a base's name
+        if name == "model" and (Path(str(files("fedseed"))) / "base" / place).is_dir():  # a packaged base's name
             continue
         with suppress(OSError):  # no path at all
-            if not Path(place).expanduser().exists() and (folder / place).exists():
-                table[key] = str(folder / place)
+            there = folder / place
+            if there.exists() and name == "task":
+                table[key] = str(there.absolute())
+            elif there.exists() and there.resolve() != Path(place).expanduser().resolve():
+                table[key] = str(there)
 
 
 def take_auto(data: dict[str, Any]) -> None:
@@ -553,6 +559,7 @@ def read_recipe(
     find_beside(data, path.parent)
     overridden(data, overrides)
     load_plugins(data, path, plugins, trust_plugins)
+    find_beside(data, Path.cwd())
     take_auto(data)
     typed = any(pair.partition("=")[0].replace(" ", "") == "reward.function" for pair in overrides)
     place_reward(data, path, typed or trust_plugins, None if typed else path.parent)

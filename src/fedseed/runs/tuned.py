@@ -85,7 +85,12 @@ def find_source(name: str) -> Source:
         raise RecipeError(
             f"{name}: this folder holds no run (model.orbit, model.safetensors) and no model (config.json)"
         )
-    if path.suffix in (".orbit", ".safetensors", ".toml") or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if (
+        path.suffix in (".orbit", ".safetensors", ".toml")
+        or name.startswith((".", "/", "~"))
+        or name.count("/") > 1
+        or ("/" in name and path.parent.is_dir())  # runs/mine: no name of the hub
+    ):
         raise RecipeError(f"{name}: there is no such folder or file")
     return Source(name, model=name)
 
