@@ -25,6 +25,7 @@ import tomli_w
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("mutations.toml")
+TIERS = ("not long and not slow", "not slow")
 NOTICED = {
     1,
     3,
@@ -41,9 +42,9 @@ NOTICED = {
 SAME = (  # what is left out of a comparison: texts, what is said of a mistake, defaults that are spelt out
     re.compile(r"""[rbf]*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')""", re.IGNORECASE),
     re.compile(r"raise \w+\(.*"),
-    re.compile(r",? ?\b(strict|dtype)=[\w.]+,?|\.astype\([\w.\"<]*\)|, ?(?=\))"),
+    re.compile(r",? ?\b(strict|dtype)=[\w.]+,?|\.astype\([\w.\"<]*\)|,? *(?=\))"),
     re.compile(r"\.reshape\(-[12]"),  # any negative length is that of the rest
-    re.compile(r"\.to\((None|[\w.]+\.device)\)|,? ?\bdevice=[\w.]*"),  # where there is but one
+    re.compile(r"\.to\((None|[\w.]+\.device)\)|,? ?\bdevice=[\w.]*|kernels\.current\([\w.]*\)"),  # of one device
 )
 
 
@@ -64,7 +65,7 @@ def copy_tree(target: dict[str, Any], folder: Path) -> None:
         "source_paths": ["src"],
         "only_mutate": [target["file"]],
         "pytest_add_cli_args_test_selection": target["tests"],
-        "pytest_add_cli_args": ["-p", "no:cacheprovider", "-x", "-m", "not long and not slow"],
+        "pytest_add_cli_args": ["-p", "no:cacheprovider", "-x", "-m", TIERS["long" in target]],
         "also_copy": sorted(path.name for path in folder.iterdir() if path.name not in ("src", ".git")),
         "process_isolation": "forkserver",  # torch's threads do not survive a fork
     }

@@ -23,6 +23,8 @@ from fedseed.weights.layout import Layout, TensorEntry
         (5, [np.inf, 1, 1], [2, 2, 1]),
         (6, [0.1, 0.2, 0.1], [2, 3, 1]),  # their sum is below 1, which is a sum; 1.5, 3, 1.5
         (3, [100, 1, 1], [1, 1, 1]),
+        (10, [0.01, 1, 8.8], [1, 1, 8]),  # 1.02 for the second, and 0.92 once the first has got 1
+        (90, [1, 3] * 20, [1, 4] * 10 + [1, 3] * 10),  # 1.125 and 3.375
     ],
 )
 def test_proportional(total, shares, expected):

@@ -10,13 +10,15 @@ import torch
 from fedseed import Basis, FedKSeed, ParameterSpace
 from fedseed.errors import NonFiniteError
 from fedseed.federation.messages import Message
-from fedseed.methods.fedkseed import Accumulated, Pairs
+from fedseed.methods.fedkseed import Accumulated, Pairs, probabilities
 from fedseed.randomness import Domain, derive
 from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
 from support.memory import LiveBytes
 from support.rounds import answers, apply, plan
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
+
+LINEAR = {"kind": "linear", "rounds": 4}
 
 
 def test_fedkseed_with_a_pool_as_large_as_the_steps_is_plain_local_training_along_those_seeds():
@@ -73,11 +75,13 @@ def test_fedkseed_accumulates_with_the_clients_weights():
     np.testing.assert_array_equal(step.uses, [0, 3, 0, 1])
     again = method.decode_step(state, step.encode())
     np.testing.assert_array_equal(again.uses, step.uses)
+    sent = plan(method, method.advance(state, step), 2)
+    np.testing.assert_array_equal(sent.probabilities, probabilities(step))
 
 
 def test_fedkseed_forgets_and_follows_its_schedule():
     """A_j <- (1 - decay) A_j + c_i f rho_j, with the round's factor f; without answers nothing is forgotten."""
-    method = FedKSeed(candidates=3, decay=0.25, schedule={"kind": "linear", "rounds": 4})
+    method = FedKSeed(candidates=3, decay=0.25, schedule=LINEAR)
     state = method.advance(method.start(LAYOUT, 1), Accumulated(np.array([4, 8, 0], dtype=np.float32)))
     sent = Pairs(np.array([2], dtype=np.uint32), np.array([10], dtype=np.float32))
     assert method.aggregate(state, answers(3, [(0, 1.0, sent)])).accumulator.tolist() == [3, 6, 5]
@@ -96,17 +100,17 @@ def test_fedkseed_steps_from_the_base_are_its_steps_with_the_plans_accumulator_i
     """
     found = []
     for small_steps, dtype in itertools.product(("nearest", "from-base"), (torch.float32, torch.bfloat16)):
-        method = FedKSeed(**QUICK, candidates=8, steps=6, small_steps=small_steps, population=2)
+        method = FedKSeed(**QUICK, candidates=8, steps=6, small_steps=small_steps, population=2, schedule=LINEAR)
         space = ParameterSpace(model(dtype))
         space.keep_base()
         state = method.start(space.layout, 3)
         before = Accumulated(np.linspace(-2, 2, 8, dtype=np.float32))
         state = method.advance(state, before)
         apply(method, state, before, space)
-        client = LocalClient(space, OBJECTIVE, data(5, dtype)[0][0], 3, 1, 0)
-        sent = method.train(state, plan(method, state, 1), client)
+        client = LocalClient(space, OBJECTIVE, data(5, dtype)[0][0], 3, 3, 0)
+        sent = method.train(state, plan(method, state, 3), client)
         own = before.accumulator.copy()
-        np.add.at(own, sent.indices, sent.scalars / 2)
+        np.add.at(own, sent.indices, 0.5 * sent.scalars / 2)  # half the rate in round 3, a population of 2
         rebuilt = ParameterSpace(model(dtype))
         rebuilt.keep_base()
         apply(method, state, Accumulated(own), rebuilt)

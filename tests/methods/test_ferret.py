@@ -201,7 +201,7 @@ def test_a_vector_has_a_place_for_each_coefficient_that_any_client_can_have(allo
     else:
         assert [gamma.tolist() for gamma in summed.gammas] == [[5], [0], [0, 0, 4], [-1]]  # none is empty
     assert summed.seed == plan(method, state, 2).seed != 7
-    again = update.with_vector(2 * vector, about)
+    again = update.with_numbers(2 * vector, about)
     assert again.seed == 7 and [gamma.tolist() for gamma in again.gammas] == [[10, 0], [0], [0, 0, 8], [-2]]
     assert {gamma.dtype.name for gamma in again.gammas} == {"float32"}
     vector[ends[1] - 1] = 1

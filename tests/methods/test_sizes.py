@@ -6,7 +6,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from fedseed import FedAvg, Ferret, TopK
+from fedseed import Basis, FedAvg, Ferret, TopK
 from fedseed.methods import dense
 from fedseed.methods import payload as sizes
 from fedseed.methods.fedsgd import Gradient
@@ -33,10 +33,13 @@ def test_projections_count_by_the_largest():
 def test_coefficients_count_by_how_far_they_move_a_weight():
     def size(*parts):
         step = CoefficientStep(tuple(Coefficients(0, tuple(map(np.float32, part))) for part in parts))
-        return step.size(About(Ferret(basis="rademacher"), State(LAYOUT, 1), "step"))
+        about = About(Ferret(basis="truncated_normal"), State(LAYOUT, 1), "step")
+        assert all(part.size(about) == CoefficientStep((part,)).size(about) for part in step.parts)
+        return step.size(about)
 
     found = size([[3, 4], [2]], [[1], [1]])  # blocks of 2 and 6 of 8 weights
-    assert found == pytest.approx(sqrt((2 * 25 + 6 * 4 + 2 * 1 + 6 * 1) / 8))
+    a, b = (Basis("truncated_normal").variance(length) for length in (2, 6))
+    assert found == pytest.approx(sqrt((2 * 25 * a + 6 * 4 * b + 2 * 1 * a + 6 * 1 * b) / 8))
     assert size() == 0.0 and size([[0], [0]]) == sizes.SMALLEST_MOVE
 
 

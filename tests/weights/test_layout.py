@@ -1,5 +1,6 @@
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,9 +42,28 @@ def test_the_only_block_of_a_tensor(bounds, blocks):
     entries = tuple(TensorEntry(f"t{p.numel()}", (p.numel(),), "float32") for p in parameters)
     vector = Vector(parameters, Layout(entries, bounds))
     assert [vector.only_block(parameter) for parameter in parameters] == blocks
+    assert parameters[2] in vector and parameters[2].data not in vector
+    prepared = []  # once for each block
+    for _ in vector.pieces(lambda _, block, length: prepared.append((block, length))):
+        pass
+    assert prepared == list(enumerate(vector.layout.block_sizes))
     one, bad = np.ones(1, dtype=np.float32), np.float32([1, np.nan])
     with pytest.raises(ValueError, match="NaN or infinite"):  # one of several is enough
         vector.per_block([one, one, bad])
+
+
+def test_what_is_kept_for_the_next_time_is_what_it_was_kept_for():
+    (tensor,) = parameters = [torch.nn.Parameter(torch.zeros(4))]
+    vector = Vector(parameters, Layout((TensorEntry("t", (4,), "float32"),), (0, 4)))
+    cpu, gpu = SimpleNamespace(TENSORS=False), SimpleNamespace(TENSORS=True)
+    first = vector.operand(cpu, tensor)
+    assert vector.operand(cpu, tensor) is first
+    tensor.data = tensor.data + 1  # in other memory
+    assert vector.operand(cpu, tensor).tolist() == [1] * 4
+    assert torch.is_tensor(vector.operand(gpu, tensor))
+    room = vector.scratch(torch.float32, 5)
+    assert vector.scratch(torch.float32, 5) is vector.scratch(torch.float32, 3) is room and len(room) == 5
+    assert len(vector.scratch(torch.float32, 6)) == 6 and vector.scratch(torch.int8, 2).dtype == torch.int8
 
 
 @pytest.mark.parametrize("rule", [0, 11, "layers", True])

@@ -8,7 +8,7 @@ import torch
 
 from fedseed import Basis, ParameterSpace
 from fedseed.weights import projection as module
-from fedseed.weights.projection import change_norms, count_moved, project_change
+from fedseed.weights.projection import Projection, change_norms, count_moved, project_change
 
 
 def moved(dtype, blocks):
@@ -40,11 +40,12 @@ def test_norms_and_products_of_a_change_whatever_its_pieces(kind, blocks, piece,
     expected = [np.linalg.norm(change[a:b]) for a, b in bounds]
     np.testing.assert_allclose(change_norms(space.vector, saved, now), expected, rtol=1e-6)
     counts = [2 + b % 3 for b in range(len(bounds))]
-    for basis in (Basis("normal", 5), Basis("hadamard", 5, size=8)):
+    for basis in (Basis("truncated_normal", 5), Basis("hadamard", 5, size=8), Basis("lowrank", 5)):
+        assert [g.tolist() for g in Projection(space.vector, basis, counts).finish()] == [[0] * c for c in counts]
         found = project_change(space.vector, saved, basis, counts, now)
         for gamma, count, (a, b) in zip(found, counts, bounds, strict=True):
-            v = np.stack([basis.direction(k, a, b, b - a) for k in range(count)]).astype(np.float64)
-            np.testing.assert_allclose(gamma, v @ change[a:b], rtol=1e-4, atol=1e-5)
+            v = np.stack([basis.direction(k, a, b, b - a, space.layout.matrices) for k in range(count)])
+            np.testing.assert_allclose(gamma, v.astype(np.float64) @ change[a:b], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("piece", [1 << 22, 4])

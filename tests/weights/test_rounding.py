@@ -55,3 +55,5 @@ def test_a_tensor_and_its_pieces_are_written_as_arrays_are_rounded(dtype, draws,
         assert torch.equal(found.view(torch.int16)[number], expected.view(torch.int16)[number])
     of_tensors.write(whole := torch.empty(8), tensor[8:16], (5, 9), 77)
     assert torch.equal(whole, tensor[8:16])
+    held, words = torch.tensor([1.0, -1.0]), torch.tensor([0, -1], dtype=torch.int32)  # the least word, the largest
+    assert torch.equal(of_tensors.stochastic(held, words, expected.dtype), held)

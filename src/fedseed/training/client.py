@@ -381,22 +381,22 @@ class LocalClient:
         self._finer = steps.finer
         rate, spent = training.learning_rate, 0.0
 
-        def project(index: int, gradient: torch.Tensor, lo: int = 0, hi: int | None = None) -> None:
+        def project(index: int, gradient: torch.Tensor, lo: int) -> None:
             nonlocal spent
             begin = time.perf_counter()
-            projection.add(index, gradient.float(), lo, hi, scale=rate)
+            projection.add(index, gradient.float(), lo, scale=rate)
             spent += time.perf_counter() - begin
 
         def take(index: int, gradient: torch.Tensor) -> None:
             gradient = steps.decayed(index, steps.unscaled(gradient))
-            project(index, gradient)
+            project(index, gradient, 0)
             steps.move(index, gradient)
 
         def take_rows(index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
             gradients = steps.unscaled(gradients)
             width = gradients.shape[1]
             for row, gradient in zip(rows.tolist(), gradients, strict=True):
-                project(index, gradient, row * width, (row + 1) * width)
+                project(index, gradient, row * width)
             steps.move_rows(index, rows, gradients)
 
         # weight decay moves all rows of an embedding, so they are taken whole then

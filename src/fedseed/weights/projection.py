@@ -31,21 +31,20 @@ class Projection:
         self._finish = kernels.current(vector.parameters[0].device.type).project_finish
         self._sums: list[Any] = [0.0] * len(counts)
 
-    def add(self, index: int, values: torch.Tensor, lo: int = 0, hi: int | None = None, scale: float = 1.0) -> None:
+    def add(self, index: int, values: torch.Tensor, lo: int, scale: float = 1.0) -> None:
         """Add scale * values.
 
         Args:
             index: which tensor of the space they belong to.
-            values: its elements lo..hi in order (all by default), float32.
+            values: its elements lo, lo + 1, ... in order, float32.
             lo: where they begin in the tensor.
-            hi: where they end.
             scale: multiplies them.
         """
         vector = self._vector
         start = vector.start_of(vector.parameters[index]) + lo
         flat = values.detach().reshape(-1)
         kernel = kernels.current(flat.device.type)
-        for block, a, b in vector.overlaps(start, len(flat) if hi is None else hi - lo):
+        for block, a, b in vector.overlaps(start, len(flat)):
             sums = kernel.project_sums(
                 self._spec, 0, self._counts[block], operand(kernel, flat[a:b]), start + a,
                 vector.layout.block_sizes[block],
@@ -80,8 +79,8 @@ def project_change(
     """
     products = Projection(vector, basis, counts)
     for index, (w, s) in enumerate(zip(now or vector.parameters, saved, strict=True)):
-        for lo, hi, part in differences(s, w):
-            products.add(index, part, lo, hi)
+        for lo, _, part in differences(s, w):
+            products.add(index, part, lo)
     return products.finish()
 
 

@@ -59,9 +59,8 @@ class Vector:
         lo = 0
         while lo < count:
             hi = min(count, boundaries[block + 1] - start)
-            if lo < hi:
-                yield block, lo, hi
-            lo, block = max(lo, hi), block + 1
+            yield block, lo, hi
+            lo, block = hi, block + 1
 
     def pieces(self, prepare: Prepare) -> Iterator[tuple[int, int, int, int, kernels.Kernels, Any]]:
         """(tensor, its elements lo, hi, index of the first in the vector, kernels, prepared), by tensor and block."""
@@ -70,7 +69,7 @@ class Vector:
             start, kind = self.start_of(p), p.device.type
             for block, lo, hi in self.overlaps(start, p.numel()):
                 if kind not in made or made[kind][0] != block:
-                    kernel = made[kind][1] if kind in made else kernels.current(kind)
+                    kernel = kernels.current(kind)
                     made[kind] = block, kernel, prepare(kernel, block, self.layout.block_sizes[block])
                 yield index, lo, hi, start + lo, *made[kind][1:]
 
