@@ -61,9 +61,8 @@ def test_what_is_kept_for_the_next_time_is_what_it_was_kept_for():
     tensor.data = tensor.data + 1  # in other memory
     assert vector.operand(cpu, tensor).tolist() == [1] * 4
     assert torch.is_tensor(vector.operand(gpu, tensor))
-    room = vector.scratch(torch.float32, 5)
-    assert vector.scratch(torch.float32, 5) is vector.scratch(torch.float32, 3) is room and len(room) == 5
-    assert len(vector.scratch(torch.float32, 6)) == 6 and vector.scratch(torch.int8, 2).dtype == torch.int8
+    room = vector.scratch(5)
+    assert vector.scratch(5) is vector.scratch(3) is room and len(room) == 5 and len(vector.scratch(6)) == 6
 
 
 @pytest.mark.parametrize("rule", [0, 11, "layers", True])
