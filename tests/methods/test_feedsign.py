@@ -78,6 +78,9 @@ def test_only_ties_are_settled_by_coins_whatever_the_rule():
             assert found.tolist() == [coins[0], 1, -1] and found.dtype == np.int8
         tied.add(int(coins[0]))
     assert tied == {1, -1}
+    assert method.aggregate(state, answers(1, [])).signs.tolist() == []
+    kept = FeedSign(votes_per_round=3, small_steps="from-base")
+    assert kept.advance(kept.start(LAYOUT, 7), signs(1, -1, 1)).coefficients.tolist() == [1, -1, 1]
     # a median is not a sum: of one vote that is a lie it makes nothing
     made = [(0, 0.2, signs(1, 1, 1)), (1, 0.4, signs(-1, 1, 1)), (2, 0.4, signs(1, -1, -1))]
     assert method.aggregate(state, answers(1, made, Median())).signs.tolist() == [1, 1, 1]

@@ -27,7 +27,14 @@ def test_pairs_of_the_pool_are_read_and_others_are_not():
     ):  # fmt: skip
         with pytest.raises(MessageError, match=text):
             METHOD.decode_update(STATE, 2, bad.encode())
+    wide = FedKSeed(candidates=4, steps=2, population=2, batch=2)
+    assert len(wide.decode_update(STATE, 2, pairs([0] * 4, [1.0] * 4).encode()).scalars) == 4
     assert pairs([0, 1], [-7.0, 2.0]).size(About(METHOD, STATE, "update", 2)) == 7.0
+
+
+@pytest.mark.parametrize(("after", "size"), [([5, 3, -2, 0], 3), ([5, 0, -2.5, 0], 1), ([5, 0, -2, 0], 0)])
+def test_a_step_is_as_large_as_the_most_that_it_adds(after, size):
+    assert Accumulated(np.float32(after)).size(About(METHOD, STATE, "step", 2)) == size
 
 
 def test_pairs_as_vectors_of_the_pool():
@@ -43,6 +50,9 @@ def test_pairs_as_vectors_of_the_pool():
     more = About(FedKSeed(candidates=8, steps=2, population=3, batch=3), STATE, "update", 2)
     few = pairs([0], [1.0]).with_vector(np.array([1.0, 9.0, 1.0, 8.0, 7.0, -6.0, 5.0, 0.5]), more)
     assert few.indices.tolist() == [0, 1, 3, 4, 5, 6]  # of equal ones the first
+    many = About(FedKSeed(candidates=40, steps=15), STATE, "update", 2)
+    few = pairs([0], [1.0]).with_vector(np.tile([0.5, -1.0], 20), many)
+    assert few.indices.tolist() == list(range(1, 31, 2))
 
 
 @pytest.mark.parametrize(
