@@ -75,8 +75,9 @@ def test_fedkseed_accumulates_with_the_clients_weights():
     np.testing.assert_array_equal(step.uses, [0, 3, 0, 1])
     again = method.decode_step(state, step.encode())
     np.testing.assert_array_equal(again.uses, step.uses)
-    sent = plan(method, method.advance(state, step), 2)
-    np.testing.assert_array_equal(sent.probabilities, probabilities(step))
+    state = method.advance(state, step)
+    for found in (plan(method, state, 2).probabilities, method.figures(state)["probabilities"]):
+        np.testing.assert_array_equal(found, probabilities(step))
 
 
 def test_fedkseed_forgets_and_follows_its_schedule():
@@ -123,6 +124,17 @@ def test_fedkseed_steps_from_the_base_are_its_steps_with_the_plans_accumulator_i
     np.testing.assert_array_equal(found[0].indices, found[1].indices)
     np.testing.assert_allclose(found[0].scalars, found[1].scalars, atol=1e-2)
     assert len(set(found[0].indices)) < 12  # some more than once
+
+
+def test_fedkseeds_local_steps_are_rounded_by_numbers_of_the_clients_own():
+    class Noted(LocalClient):
+        def apply(self, change):
+            noted.append(change.rounding)
+
+    noted, method = [], FedKSeed(**QUICK, candidates=8, steps=3, small_steps="stochastic")
+    client = Noted(ParameterSpace(model()), OBJECTIVE, data(1)[0][0], 3, 2, 4)
+    method.train(state := method.start(LAYOUT, 3), plan(method, state, 2), client)
+    assert noted == [(derive(3, Domain.CLIENT_SEED, 2, 4), number) for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

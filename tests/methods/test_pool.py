@@ -5,7 +5,8 @@ import pytest
 
 from fedseed import FedKSeed
 from fedseed.errors import MessageError
-from fedseed.methods.fedkseed import Accumulated, Pairs, probabilities
+from fedseed.methods import fedkseed
+from fedseed.methods.fedkseed import Accumulated, Pairs, Pool, probabilities
 from fedseed.methods.payload import About
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -53,6 +54,16 @@ def test_pairs_as_vectors_of_the_pool():
     many = About(FedKSeed(candidates=40, steps=15), STATE, "update", 2)
     few = pairs([0], [1.0]).with_vector(np.tile([0.5, -1.0], 20), many)
     assert few.indices.tolist() == list(range(1, 31, 2))
+
+
+def test_candidates_are_drawn_by_the_plans_probabilities(monkeypatch):
+    """By numbers uniform on [0, their sum): what ends at a number begins the next; of a plan of zeros the last."""
+    numbers = np.array([0, 1 << 62, 1 << 63, 0xBFFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 5], dtype=np.uint64)
+    monkeypatch.setattr(fedkseed, "draws", lambda seed, count: numbers[:count] if seed == 7 else None)
+    method, zeros = FedKSeed(candidates=4, steps=3, population=2, batch=2), np.zeros(4, np.float32)
+    assert method.draw(Pool(1, zeros, np.float32([0, 1, 0.5, 0.5])), 7).tolist() == [1, 1, 2, 2, 3, 1]
+    assert method.draw(Pool(1, zeros, zeros), 7).tolist() == [3] * 6
+    assert method.draw(Pool(1, zeros, None), 7).tolist() == [0, 0, 0, 3, 3, 1]
 
 
 @pytest.mark.parametrize(
