@@ -178,8 +178,14 @@ class Method(BaseModel, ABC):
 
     def check(self, layout: Layout) -> None:
         """Raises ValueError, which names the keys, if the settings do not fit the weights that train."""
-        if (training := getattr(self, "training", None)) is not None:
-            training.check(layout)
+        dtypes = sorted({tensor.dtype for tensor in layout.tensors})
+        for table, settings in (("method", self), ("method.training", getattr(self, "training", None))):
+            autocast = getattr(settings, "autocast", None)
+            if autocast is not None and "float32" not in dtypes:
+                raise ValueError(
+                    f'{table}.autocast = "{autocast}": the weights are {" and ".join(dtypes)} already; leave it out, '
+                    'or set model.dtype = "float32"'
+                )
 
     # -- the contract ----------------------------------------------------------------------------------------------
 

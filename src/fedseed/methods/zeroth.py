@@ -39,9 +39,8 @@ from fedseed.methods.client import Client
 from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
-from fedseed.training.settings import Autocast, check_autocast
+from fedseed.training.settings import Autocast
 from fedseed.weights.change import Add, Change, Floats, Term
-from fedseed.weights.layout import Layout
 
 MOST = 1 << 16  # directions of one step
 Normalisation = Literal["none", "z-score", "ranks"]
@@ -127,9 +126,6 @@ class ZerothOrder(Method):
     small_steps: Literal["nearest", "stochastic", "from-base"] = "nearest"
     autocast: Autocast | None = None
     schedule: Schedule | None = None
-
-    def check(self, layout: Layout) -> None:
-        check_autocast("method.autocast", self.autocast, layout)
 
     @property
     def keeps_small_steps(self) -> bool:  # type: ignore[override]

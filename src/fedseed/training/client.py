@@ -149,7 +149,7 @@ class LocalClient:
     def apply(self, change: Change) -> None:
         """Changes the weights, for a local step."""
         if not self._undo:
-            self._remember(copy=self.space.way_back() is None)
+            self._remember(copy=False)
         self.space.apply(change)
         self._finer = None  # what comes next starts from the weights
 
@@ -253,9 +253,6 @@ class LocalClient:
             found: list[float] = self.objective.losses(self.space.model, items).tolist()
         return found
 
-    def _terms(self, items: Sequence[Any]) -> int:
-        return sum(map(self.objective.weight, items))
-
     def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
         """Returns the mean loss over each item's own terms at w + scale * direction(k); one forward pass."""
         if not items:
@@ -358,7 +355,7 @@ class LocalClient:
         if not isfinite(loss):
             raise NonFiniteError(f"loss is {loss}")
         self.cost.losses.append(loss)
-        return gradient, self._terms(items)
+        return gradient, sum(map(self.objective.weight, items))
 
     def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
         """Trains in place with plain SGD; returns V^T (w_start - w_end), summed up gradient by gradient.
@@ -411,10 +408,10 @@ class LocalClient:
 
     def _train(self, training: LocalTraining, step: Callable[[Sequence[Any]], float]) -> None:
         """Calls `step` on one batch after the other; it returns the batch's loss."""
-        steps = training.steps
+        steps, examples = training.steps, training.batch * training.accumulation
         if training.epochs is not None:
-            steps = -(-training.epochs * len(self.items) // training.step_examples)
-        order = self.batches(training.step_examples)
+            steps = -(-training.epochs * len(self.items) // examples)
+        order = self.batches(examples)
         with self._training():
             for number in range(1, steps + 1):
                 loss = step(next(order))
@@ -434,8 +431,7 @@ class LocalClient:
         self, items: Sequence[Any], parts: Iterable[Sequence[Any]], share: float, autocast: Autocast | None = None
     ) -> float:
         """Adds `share` times the mean loss' gradient over all terms of `items`, part by part; returns the loss."""
-        terms = self._terms(items)
-        total = 0.0
+        terms, total = sum(map(self.objective.weight, items)), 0.0
         for part in parts:
             with self.autocast(autocast):
                 losses = self.objective.losses(self.space.model, part)

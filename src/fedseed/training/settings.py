@@ -6,7 +6,6 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.optimizers.schedule import Schedule, factor_of
-from fedseed.weights.layout import Layout
 
 Autocast = Literal["bfloat16", "float16"]
 
@@ -75,23 +74,10 @@ class LocalTraining(BaseModel):
             )
         return self
 
-    def check(self, layout: Layout) -> None:
-        """Checks that the settings fit the weights that train.
-
-        Raises:
-            ValueError: autocast, but no weight is float32; names the keys.
-        """
-        check_autocast("method.training.autocast", self.autocast, layout)
-
     def at(self, number: int) -> "LocalTraining":
         """The settings in a round: with the learning rate that the schedule gives it."""
         factor = factor_of(self.schedule, number)
         return self if factor == 1.0 else self.model_copy(update={"learning_rate": self.learning_rate * factor})
-
-    @property
-    def step_examples(self) -> int:
-        """Examples seen in one optimiser step."""
-        return self.batch * self.accumulation
 
     def not_plain_sgd(self) -> Iterator[str]:
         """Yields what would have to be set for a step to be -rate times the gradient of one micro-batch."""
@@ -103,17 +89,3 @@ class LocalTraining(BaseModel):
             yield "no training.batch_tokens (it makes several micro-batches of a step)"
         if self.clip is not None:
             yield "no training.clip (it needs the norm of the whole gradient)"
-
-
-def check_autocast(key: str, autocast: Autocast | None, layout: Layout) -> None:
-    """Checks that there is something to cast.
-
-    Raises:
-        ValueError: no tensor that trains is float32.
-    """
-    dtypes = sorted({tensor.dtype for tensor in layout.tensors})
-    if autocast is not None and "float32" not in dtypes:
-        raise ValueError(
-            f'{key} = "{autocast}": the weights are {" and ".join(dtypes)} already; leave it out, or set '
-            'model.dtype = "float32"'
-        )

@@ -70,24 +70,20 @@ class SharedLosses:
         look = basis, tuple(along), scale
         if look not in self._losses:
             part, parts = self._part
-            if len(self._losses) % parts == part:
-                self._losses[look] = self._seen(look).losses
-            else:
-                self._losses[look] = [[0.0] * len(along)] * len(self.members)  # another process' pass
+            mine = len(self._losses) % parts == part  # else another process makes it
+            self._losses[look] = self._pass(look) if mine else [[0.0] * len(along)] * len(self.members)
         return self._losses[look][number]
 
-    def _seen(self, look: Look) -> Seen:
-        """Returns one pass, made here or known; its cost is the first member's."""
-        cost = self.members[0].cost
-        seen = self._known.get(look)
+    def _pass(self, look: Look) -> Sequence[Sequence[float]]:
+        """Returns the losses of one pass, made here or known; its cost is the first member's."""
+        first, seen = self.members[0], self._known.get(look)
         if seen is None:
             start = time.perf_counter()
-            first = self.members[0]
             losses = part_losses(first.space, first.objective, self._drawn, *look)
             seen = self.found[look] = Seen(losses, time.perf_counter() - start)
-        cost.seconds["local"] = cost.seconds.get("local", 0.0) + seen.seconds
-        cost.forward_passes += 1
-        return seen
+        first.cost.seconds["local"] = first.cost.seconds.get("local", 0.0) + seen.seconds
+        first.cost.forward_passes += 1
+        return seen.losses
 
 
 class SharingLosses(LocalClient):
