@@ -227,7 +227,7 @@ def test_weights_are_their_own_again_when_a_tiny_model_fails():
     with (
         torch.no_grad(),
         pytest.raises(ZeroDivisionError),
-        in_place_of(space.vector, Perturbation(space.vector, term, 0.1)),
+        in_place_of(Perturbation(space.vector, term, 0.1)),
     ):
         assert all(a != b for (a, _), (b, _) in zip(before, places(model), strict=True))
         raise ZeroDivisionError

@@ -5,7 +5,7 @@ optimiser (`fedseed.methods.server`) makes a step of it: w <- w + eta_g D, or wi
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -135,18 +135,15 @@ class DenseState(State):
             raise ValueError("the server optimiser's averages do not fit the model")
         return state
 
-    def combine(
-        self, answers: Answers, data: Callable[[Any], bytes], of_moves: bool = False
-    ) -> Iterator[NDArray[np.float64]]:
-        """Yields what the rule makes of one vector from each client, piece by piece.
+    def combine(self, answers: Answers, of_moves: bool = False) -> Iterator[NDArray[np.float64]]:
+        """Yields what the rule makes of the clients' tensors, piece by piece.
 
         Args:
             answers: the round's answers.
-            data: the tensors' bytes in an update.
             of_moves: they are weights; rules that look at lengths see how far each client has moved from the weights
                 before, where these are known.
         """
-        sent = [data(update) for update in answers.updates]
+        sent = [update.data for update in answers.updates]
         origin = self.weights if of_moves and answers.rule.geometric else None
 
         def parts() -> Iterator[list[NDArray[Any]]]:

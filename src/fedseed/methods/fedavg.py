@@ -46,7 +46,7 @@ class Averaged(Dense):
 
     def average(self, state: DenseState, answers: Answers) -> Iterator[NDArray[np.float64]]:
         """Yields sum_i c_i w_i, piece by piece, in double precision."""
-        return state.combine(answers, lambda update: update.data, of_moves=True)
+        return state.combine(answers, of_moves=True)
 
     def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
         for mean, before in zip(self.average(state, answers), known(state), strict=True):

@@ -83,7 +83,7 @@ class Perturbation:
     """
 
     def __init__(self, vector: Vector, term: Term, scale: float) -> None:
-        self._vector = vector
+        self.vector = vector
         self._scale = scale
         self._part = Part(
             term.basis.spec_on(vector.layout.matrices), term.first, np.asarray(term.coefficients, dtype=np.float32)
@@ -92,15 +92,12 @@ class Perturbation:
         self._prepared: dict[tuple[str, int], Any] = {}
         self._small: dict[int, torch.Tensor] = {}  # perturbed copies of small tensors, which models use again
 
-    def __contains__(self, tensor: object) -> bool:
-        return tensor in self._vector
-
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
         """Returns the perturbed parameter, which nobody may write to."""
         if (known := self._small.get(id(parameter))) is not None:
             return known
         out = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
-        vector, kernel, dtype = self._vector, self._kernel_of(parameter), dtype_name(parameter)
+        vector, kernel, dtype = self.vector, self._kernel_of(parameter), dtype_name(parameter)
         contiguous, start = parameter.is_contiguous(), vector.start_of(parameter)
         source = vector.operand(kernel, parameter) if contiguous else operand(kernel, flat(parameter))
         target = operand(kernel, out)
@@ -112,10 +109,10 @@ class Perturbation:
 
     def rows(self, parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
         """Returns rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
-        block, kernel = self._vector.only_block(parameter), self._kernel_of(parameter)
+        block, kernel = self.vector.only_block(parameter), self._kernel_of(parameter)
         if block is None or kernel.TENSORS or not parameter.is_contiguous():  # a GPU copies it as a whole
             return None
-        width, start = parameter.shape[1], self._vector.start_of(parameter)
+        width, start = parameter.shape[1], self.vector.start_of(parameter)
         out = torch.empty(len(rows), width, dtype=parameter.dtype, device=parameter.device)
         source, target = (operand(kernel, flat(t)).reshape(-1, width) for t in (parameter, out))
         dtype, prepared = dtype_name(parameter), self._of(kernel, parameter, block)
@@ -130,7 +127,7 @@ class Perturbation:
             Shape (..., rows of the matrix); None if that is not possible without a copy of the matrix.
         """
         tensors = (x, parameter) if bias is None else (x, parameter, bias)
-        block, kernel = self._vector.only_block(parameter), self._kernel_of(parameter)
+        block, kernel = self.vector.only_block(parameter), self._kernel_of(parameter)
         if (
             kernel.product is None
             or self._part.spec.name == "lowrank"
@@ -143,10 +140,10 @@ class Perturbation:
         rows, columns = parameter.shape
         out = kernel.product(
             x.detach().reshape(-1, columns).contiguous().numpy(),
-            self._vector.operand(kernel, parameter).reshape(rows, columns),
+            self.vector.operand(kernel, parameter).reshape(rows, columns),
             None if bias is None else bias.detach().numpy(),
-            self._of(kernel, parameter, block), self._scale, self._vector.start_of(parameter),
-            lambda count: self._vector.scratch(count).numpy(),
+            self._of(kernel, parameter, block), self._scale, self.vector.start_of(parameter),
+            lambda count: self.vector.scratch(count).numpy(),
         )  # fmt: skip
         return torch.from_numpy(out).contiguous().view(*x.shape[:-1], rows)
 
@@ -161,7 +158,7 @@ class Perturbation:
         """Returns the direction as the kernels of a parameter's device take it."""
         key = parameter.device.type, block
         if key not in self._prepared:
-            self._prepared[key] = kernel.prepare([self._part], self._vector.layout.block_sizes[block])
+            self._prepared[key] = kernel.prepare([self._part], self.vector.layout.block_sizes[block])
         return self._prepared[key]
 
 
@@ -182,20 +179,21 @@ def can_stand_in(model: torch.nn.Module, vector: Vector) -> bool:
 
 
 @contextmanager
-def in_place_of(vector: Vector, perturbation: Perturbation) -> Iterator[None]:
+def in_place_of(perturbation: Perturbation) -> Iterator[None]:
     """Inside the block, the parameters' memory is that of perturbed copies; afterwards it is their own again.
 
     What a function sees has the same bits as in `PerturbedUse`. All copies are there at once, which a small model can
     afford, and no function is asked what it is given, which takes half as long again as a small model's work.
     """
-    own = [p.data for p in vector.parameters]
-    copies = [perturbation.whole(p) if p.numel() else p.data for p in vector.parameters]
+    parameters = perturbation.vector.parameters
+    own = [p.data for p in parameters]
+    copies = [perturbation.whole(p) if p.numel() else p.data for p in parameters]
     try:
-        for p, copy in zip(vector.parameters, copies, strict=True):
+        for p, copy in zip(parameters, copies, strict=True):
             p.data = copy
         yield
     finally:
-        for p, data in zip(vector.parameters, own, strict=True):
+        for p, data in zip(parameters, own, strict=True):
             p.data = data
 
 
@@ -203,7 +201,7 @@ class PerturbedUse(TorchFunctionMode):
     """Hands w + scale * v to torch functions instead of w.
 
     Args:
-        perturbation: makes perturbed copies of the parameters it contains.
+        perturbation: makes perturbed copies of the parameters of its vector.
     """
 
     def __init__(self, perturbation: Perturbation) -> None:
@@ -234,10 +232,10 @@ class PerturbedUse(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _ours(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value in self._perturbation
+        return isinstance(value, torch.Tensor) and value in self._perturbation.vector
 
     def _exchange(self, value: Any) -> Any:
-        return exchanged(value, self._perturbation, self._perturbation.whole)
+        return exchanged(value, self._perturbation.vector, self._perturbation.whole)
 
     def _looked_up(
         self,

@@ -43,15 +43,12 @@ class Tables:
     """
 
     def __init__(self, vector: Vector, basis: Basis, moves: Sequence[tuple[int, float]]) -> None:
-        self._vector = vector
+        self.vector = vector
         self._spec = basis.spec_on(vector.layout.matrices)
         self._directions = [k for k, _ in moves]
         self._scales = torch.tensor([s for _, s in moves], dtype=torch.float32, device="cpu")
         self._factors: dict[int, Factors] = {}
         self._small: dict[int, torch.Tensor] = {}
-
-    def __contains__(self, tensor: object) -> bool:
-        return tensor in self._vector
 
     def factors(self, parameter: torch.Tensor) -> Factors:
         """Returns the factors on a tensor of at least two dimensions, seen as a matrix."""
@@ -78,7 +75,7 @@ class Tables:
         if domain == Domain.DIRECTION:
             spec = Spec(spec.name, spec.seed, spec.tile, 1, spec.matrices)
         device = [parameter.device] if kernel.TENSORS else []
-        made = kernel.signs(spec, self._directions, domain, self._vector.start_of(parameter), count, *device)
+        made = kernel.signs(spec, self._directions, domain, self.vector.start_of(parameter), count, *device)
         signs = made if isinstance(made, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(made))
         return signs.to(parameter.device, parameter.dtype)
 
@@ -150,11 +147,11 @@ class RowUse(TorchFunctionMode):
         return known is not None and count is known[1] and type(number) is int and number == known[0].numel()
 
     def _ours(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value in self._tables
+        return isinstance(value, torch.Tensor) and value in self._tables.vector
 
     def _holds_ours(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):
-            return value in self._tables
+            return value in self._tables.vector
         if isinstance(value, dict):
             value = value.values()
         elif not isinstance(value, list | tuple):
@@ -162,7 +159,7 @@ class RowUse(TorchFunctionMode):
         return any(self._holds_ours(v) for v in value)
 
     def _exchange(self, value: Any) -> Any:
-        return exchanged(value, self._tables, self._of_row)
+        return exchanged(value, self._tables.vector, self._of_row)
 
     def _of_row(self, parameter: torch.Tensor) -> torch.Tensor:
         """A row's own copy of a parameter."""

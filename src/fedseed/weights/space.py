@@ -268,7 +268,7 @@ class ParameterSpace:
         if can_exchange(self.model) and not often and learnt is None:
             perturbation = Perturbation(self.vector, term, scale)
             tiny = can_stand_in(self.model, self.vector)
-            with in_place_of(self.vector, perturbation) if tiny else PerturbedUse(perturbation):
+            with in_place_of(perturbation) if tiny else PerturbedUse(perturbation):
                 yield
             return
         saved, moved = self.snapshot(), self._moved

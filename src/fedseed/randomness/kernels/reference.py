@@ -162,16 +162,6 @@ def hadamard_tables(tile: int, first: int, coefficients: Floats) -> list[tuple[i
     return tables
 
 
-def direction(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
-    """Returns elements start..stop of direction k."""
-    if spec.name != "hadamard":
-        return _unstructured(spec, k, start, stop, length)
-    row = np.uint64(k % spec.tile)
-    parity = np.bitwise_count(np.arange(start, stop, dtype=np.uint64) % np.uint64(spec.tile) & row) & 1
-    signs = entries.F(1) - entries.F(2) * parity.astype(np.float32)
-    return _unstructured(spec, k // spec.tile, start, stop, length) * signs
-
-
 def prepare(parts: Sequence[Part], length: int) -> Prepared:
     """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`."""
     return Prepared(tuple(parts), length)

@@ -61,9 +61,6 @@ class Kernels:
 
     def direction(self, spec: Spec, k: int, start: int, stop: int, length: int) -> Any:
         """Elements start..stop of direction k."""
-        own = None if spec.name == "lowrank" else getattr(self._flat, "direction", None)
-        if own is not None:
-            return own(spec, k, start, stop, length)
         prepared = self.prepare([Part(spec, k, np.ones(1, dtype=np.float32))], length)
         entries = self.combine(prepared, start, stop)
         return entries.cpu().numpy() if self.TENSORS else entries
