@@ -378,26 +378,16 @@ class LocalClient:
         self._finer = steps.finer
         rate, spent = training.learning_rate, 0.0
 
-        def project(index: int, gradient: torch.Tensor, lo: int) -> None:
+        def take(index: int, gradient: torch.Tensor, row: int | None) -> None:
             nonlocal spent
-            begin = time.perf_counter()
-            projection.add(index, gradient.float(), lo, scale=rate)
-            spent += time.perf_counter() - begin
-
-        def take(index: int, gradient: torch.Tensor) -> None:
             gradient = steps.decayed(index, steps.unscaled(gradient))
-            project(index, gradient, 0)
-            steps.move(index, gradient)
-
-        def take_rows(index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-            gradients = steps.unscaled(gradients)
-            width = gradients.shape[1]
-            for row, gradient in zip(rows.tolist(), gradients, strict=True):
-                project(index, gradient, row * width)
-            steps.move_rows(index, rows, gradients)
+            begin = time.perf_counter()
+            projection.add(index, gradient.float(), gradient.numel() * (row or 0), scale=rate)
+            spent += time.perf_counter() - begin
+            steps.move(index, gradient, row)
 
         # weight decay moves all rows of an embedding, so they are taken whole then
-        with gradients_taken(self.space.parameters, take, None if training.weight_decay else take_rows):
+        with gradients_taken(self.space.parameters, take, by_rows=not training.weight_decay):
             self._train(
                 training, lambda items: self._accumulate_gradient(items, [items], steps.scale, training.autocast)
             )

@@ -61,6 +61,11 @@ class Rounder:
         self._turns = turns
 
 
+def _part(tensor: torch.Tensor, row: int | None) -> torch.Tensor:
+    """Returns a row of a matrix; None: all of the tensor."""
+    return tensor if row is None else tensor[row]
+
+
 def _advance(optimizer: torch.optim.Optimizer) -> None:
     """Takes a step; torch counts them on the CPU, all else lies where the weights do."""
     with torch.device("cpu"):
@@ -157,13 +162,9 @@ class Steps:
         decay = self.training.weight_decay
         return gradient.add(self.weights[index], alpha=decay) if decay else gradient
 
-    def move(self, index: int, gradient: torch.Tensor) -> None:
-        """Moves a tensor: w <- w - eta g."""
-        self.weights[index].add_(gradient, alpha=-self.training.learning_rate)
-
-    def move_rows(self, index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-        """Moves rows of a matrix, each named once."""
-        self.weights[index].index_add_(0, rows, gradients, alpha=-self.training.learning_rate)
+    def move(self, index: int, gradient: torch.Tensor, row: int | None = None) -> None:
+        """Moves a tensor, or one row of a matrix: w <- w - eta g."""
+        _part(self.weights[index], row).add_(gradient, alpha=-self.training.learning_rate)
 
 
 class MasterSteps(Steps):
@@ -189,7 +190,7 @@ class MasterSteps(Steps):
         """Adds gradients up in float32; a 16-bit one is freed as soon as it has arrived."""
         pairs = [(p, copy) for p, copy in zip(self.vector.parameters, self.weights, strict=True) if copy is not p]
 
-        def arrived(number: int, gradient: torch.Tensor) -> None:
+        def arrived(number: int, gradient: torch.Tensor, _: int | None) -> None:
             copy = pairs[number][1]
             copy.grad = gradient.float() if copy.grad is None else copy.grad.add_(gradient)
 
@@ -202,20 +203,14 @@ class MasterSteps(Steps):
         for index in range(len(self.weights)):
             self._round(index)
 
-    def _round(self, index: int) -> None:
+    def _round(self, index: int, row: int | None = None) -> None:
         p, copy = self.vector.parameters[index], self.weights[index]
         if copy is not p:
-            p.copy_(copy)
+            _part(p, row).copy_(_part(copy, row))
 
-    def move(self, index: int, gradient: torch.Tensor) -> None:
-        super().move(index, gradient)
-        self._round(index)
-
-    def move_rows(self, index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-        super().move_rows(index, rows, gradients)
-        p, copy = self.vector.parameters[index], self.weights[index]
-        if copy is not p:
-            p[rows] = copy[rows].to(p.dtype)
+    def move(self, index: int, gradient: torch.Tensor, row: int | None = None) -> None:
+        super().move(index, gradient, row)
+        self._round(index, row)
 
 
 class StochasticSteps(Steps):
@@ -249,15 +244,17 @@ class StochasticSteps(Steps):
         holder.data = piece.new_empty(0)
         return piece
 
-    def _change(self, index: int, act: Callable[[int, int, torch.Tensor], torch.Tensor]) -> None:
-        """Lets `act` make new values of each piece lo..hi of a tensor, from its values in float32."""
-        p = self.vector.parameters[index]
-        elements = flat(p)
+    def _change(
+        self, index: int, act: Callable[[int, int, torch.Tensor], torch.Tensor], row: int | None = None
+    ) -> None:
+        """Lets `act` make new values of each piece lo..hi of a tensor or a row, from its values in float32."""
+        p = _part(self.vector.parameters[index], row)
+        elements, start = flat(p), p.numel() * (row or 0)
         self._rounder.begin(index)
         step = CACHED if p.is_cpu else PIECE
         for lo in range(0, len(elements), step):
             hi = min(lo + step, len(elements))
-            self._rounder.put(index, elements[lo:hi], lo, act(lo, hi, self._copy(elements[lo:hi], 0)))
+            self._rounder.put(index, elements[lo:hi], start + lo, act(lo, hi, self._copy(elements[lo:hi], 0)))
         write_back(p, elements)
 
     def _copy(self, piece: torch.Tensor, place: int) -> torch.Tensor:
@@ -267,16 +264,9 @@ class StochasticSteps(Steps):
         room = self.vector.scratch(2 * CACHED)
         return room[place * CACHED : place * CACHED + len(piece)].copy_(piece)
 
-    def move(self, index: int, gradient: torch.Tensor) -> None:
+    def move(self, index: int, gradient: torch.Tensor, row: int | None = None) -> None:
         change = flat(gradient)
-        self._change(index, lambda lo, hi, piece: piece.add_(change[lo:hi], alpha=-self.training.learning_rate))
-
-    def move_rows(self, index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-        p, width = self.vector.parameters[index], gradients.shape[1]
-        self._rounder.begin(index)
-        values = p[rows].float().add_(gradients, alpha=-self.training.learning_rate)
-        for row, value in zip(rows.tolist(), values, strict=True):
-            self._rounder.put(index, p[row], row * width, value)
+        self._change(index, lambda lo, hi, piece: piece.add_(change[lo:hi], alpha=-self.training.learning_rate), row)
 
 
 def steps_of(

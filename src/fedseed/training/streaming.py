@@ -15,35 +15,33 @@ from torch.overrides import TorchFunctionMode
 
 FEW = 1024  # more looked-up rows than this go the ordinary way
 
-Take = Callable[[int, torch.Tensor], None]
-TakeRows = Callable[[int, torch.Tensor, torch.Tensor], None]
+# a parameter's number, its gradient, and of which row alone that is; None: of the whole
+Take = Callable[[int, torch.Tensor, int | None], None]
 
 
 @contextmanager
-def gradients_taken(
-    parameters: Sequence[torch.Tensor], take: Take, take_rows: TakeRows | None = None
-) -> Iterator[None]:
+def gradients_taken(parameters: Sequence[torch.Tensor], take: Take, by_rows: bool = False) -> Iterator[None]:
     """Makes backward hand each gradient over, while active, instead of keeping it.
 
     Args:
         parameters: whose gradients.
-        take: called with a parameter's number and its gradient, once for each backward pass.
-        take_rows: called with a matrix' number, row numbers (ascending, each once) and the gradients of these rows, for
-            each embedding that looks up few rows; such rows are not part of what `take` gets. None: `take` gets all.
+        take: called with each parameter's gradient once for each backward pass.
+        by_rows: of each embedding that looks up few rows, call it with the gradient of each row in place of the whole;
+            what the matrix gets elsewhere still comes as a whole.
     """
 
     def whole(index: int, p: torch.Tensor) -> None:
         gradient, p.grad = p.grad, None
         assert gradient is not None
         with torch.no_grad():
-            take(index, gradient)
+            take(index, gradient, None)
 
     hooks: list[Any] = [
         p.register_post_accumulate_grad_hook(partial(whole, i))  # type: ignore[no-untyped-call]
         for i, p in enumerate(parameters)
     ]
     try:
-        with nullcontext() if take_rows is None else _LookedUpRows(parameters, take_rows):
+        with _LookedUpRows(parameters, take) if by_rows else nullcontext():
             yield
     finally:
         for hook in hooks:
@@ -53,10 +51,10 @@ def gradients_taken(
 class _LookedUpRows(TorchFunctionMode):
     """Hands the gradients of looked-up rows over in place of those of whole embeddings."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], take_rows: TakeRows) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], take: Take) -> None:
         super().__init__()
         self._index = {id(p): i for i, p in enumerate(parameters)}
-        self._take_rows = take_rows
+        self._take = take
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls `func`, or looks rows up itself; torch calls this in place of `func`, with the mode off inside."""
@@ -73,12 +71,12 @@ class _LookedUpRows(TorchFunctionMode):
         rows = functional.embedding(unique, weight.detach()).requires_grad_()
 
         def arrived(rows: torch.Tensor) -> None:
-            gradient, rows.grad = rows.grad, None
-            assert gradient is not None
+            gradients, rows.grad = rows.grad, None
+            assert gradients is not None
             with torch.no_grad():
-                if padding_idx is not None:  # its row does not learn
-                    gradient = gradient.masked_fill((unique == padding_idx).unsqueeze(1), 0.0)
-                self._take_rows(index, unique, gradient)
+                for row, gradient in zip(unique.tolist(), gradients, strict=True):
+                    if row != padding_idx:  # which does not learn
+                        self._take(index, gradient, row)
 
         rows.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
         return functional.embedding(which, rows)  # whose backward adds up in order, on a GPU too
