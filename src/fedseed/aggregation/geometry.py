@@ -66,9 +66,8 @@ def bordered(mixing: Matrix, one_more: bool) -> Matrix:
     """Returns M for n vectors, and possibly one more, which stays as it is."""
     if not one_more:
         return mixing
-    rows, cols = mixing.shape
-    made = np.zeros((rows + 1, cols + 1))
-    made[:rows, :cols], made[rows, cols] = mixing, 1.0
+    made = np.pad(mixing, (0, 1))
+    made[-1, -1] = 1.0
     return made
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from fedseed.errors import RecipeError
 from fedseed.models import adapters
@@ -285,10 +286,8 @@ class Choices(Scoring, TextObjective):
         parts = [self.language.losses(model, sequences[at : at + size]) for at in range(0, len(sequences), size)]
         summed = torch.cat(parts)
         lengths = torch.tensor([sequence.terms for sequence in sequences], device=summed.device)
-        places = [(row, column) for row, item in enumerate(items) for column in range(len(item.sequences))]
-        rows, columns = torch.tensor(places, device=summed.device).T
-        empty = summed.new_full((len(items), max(len(item.sequences) for item in items)), -torch.inf)
-        return empty.index_put((rows, columns), -summed / lengths)
+        each = (-summed / lengths).split([len(item.sequences) for item in items])
+        return pad_sequence(each, batch_first=True, padding_value=-torch.inf)
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Options]) -> torch.Tensor:
         chosen = super().losses_of(scores, items)

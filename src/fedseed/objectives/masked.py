@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedseed.objectives.losses import Scoring, TextObjective
+from fedseed.objectives.tokens import padded
 from fedseed.tasks.data import MASK
 
 
@@ -65,10 +66,9 @@ class MaskedLM(Scoring, TextObjective):
     def scores(self, model: Any, items: Sequence[Blank], at_once: int | None = None) -> torch.Tensor:
         """Returns the logits of each item's words at its blank."""
         logits = self.logits_of(model, [item.ids for item in items], **self.options)
-        most, device = max(len(item.words) for item in items), logits.device
-        rows = torch.arange(len(items), device=device)[:, None]
-        blanks = torch.tensor([item.mask for item in items], device=device)[:, None]
-        words = torch.tensor([[*i.words, *[-1] * (most - len(i.words))] for i in items], device=device)
+        rows = torch.arange(len(items), device=logits.device)[:, None]
+        blanks = torch.tensor([item.mask for item in items], device=logits.device)[:, None]
+        words = padded([item.words for item in items], -1)[0].to(logits.device)
         found: torch.Tensor = logits[rows, blanks, words].float()
         return found.masked_fill(words < 0, -torch.inf)
 
