@@ -8,7 +8,7 @@ import torch
 from fedseed import FedMeZO, Orbit, ParameterSpace
 from fedseed.errors import MessageError
 from fedseed.methods.dense import Weights
-from fedseed.methods.fedmezo import Rate, Trace, phi
+from fedseed.methods.fedmezo import Rate, Trace, Traces, phi
 from fedseed.methods.payload import About
 from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import Layout, TensorEntry
@@ -48,6 +48,9 @@ def test_huge_pairs_are_refused_also_where_the_rate_is_0():
     method = FedMeZO(steps=2, schedule={"kind": "linear", "rounds": 2})
     about = About(method, replace(method.start(LAYOUT, 7), done=4), "update", 5)
     assert Trace.decode(Trace(np.zeros(2, np.float32)).encode(), about).size(about) == 1.0
+    parts = Trace(np.float32([-3e-5, 1e-5]), client=1, weight=0.25), Trace(np.float32([2e-5, 0]), client=2, weight=0.75)
+    found = Traces(parts).size(About(method, method.start(LAYOUT, 7), "step", 1))
+    assert found == pytest.approx(0.25 * 3 + 0.75 * 2)
     with pytest.raises(MessageError, match=r"scalar 1 is .*: at most 1e"):
         Trace.decode(Trace(np.array([0, 1e-9], np.float32)).encode(), about)
 
@@ -89,19 +92,17 @@ def test_a_round_leaves_the_signals_that_the_rates_follow(travel, personal):
     state = method.start(LAYOUT, 1)
     loss = 1.5 if method.losses_travel else None
     if travel == "pairs":
-        made = [(i, 0.5, Trace(np.float32([at]), loss=loss)) for i, at in ((3, 0.25), (5, -0.5))]
+        made = [Trace(np.float32([at]), loss=loss) for at in (0.25, -0.5)]
     else:
-        made = [
-            (3, 0.5, Weights(np.float32([1, 2]).tobytes(), loss=loss)),
-            (5, 0.5, Weights(np.float32([5, 5]).tobytes(), loss=loss)),
-        ]
-    round_ = answers(1, made)
+        made = [Weights(np.float32(at).tobytes(), loss=loss) for at in ([1, 2], [5, 5])]
+    round_ = answers(1, [(3, 0.75, made[0]), (5, 0.25, made[1])])
     after = method.advance(method.remember(state, round_), method.aggregate(state, round_))
     assert after.done == 1
-    # half of what lies between two; of pairs, in multiples of their orthogonal directions' length
-    far = 2.5 if travel == "tensors" else (0.125**2 + 0.25**2) ** 0.5
-    signal = 1.5 if method.losses_travel else pytest.approx(far)
-    assert after.signals.tolist() == ([] if personal in ("constant", "random") else [[3, signal], [5, signal]])
+    # shares of what lies between two; of pairs, in multiples of their orthogonal directions' length
+    far = 5.0 if travel == "tensors" else (0.25**2 + 0.5**2) ** 0.5
+    signals = [1.5, 1.5] if method.losses_travel else [pytest.approx(0.25 * far), pytest.approx(0.75 * far)]
+    noted = [] if personal in ("constant", "random") else [[3, signals[0]], [5, signals[1]]]
+    assert after.signals.tolist() == noted and state.after({}).signals.shape == (0, 2)
     assert method.remember(after, answers(2, [])).signals is after.signals
     assert len(method.remember(state, round_).signals) == (0 if travel == "pairs" else len(after.signals))
     assert state.load_state_dict(after.state_dict()).signals.tolist() == after.signals.tolist()
@@ -110,9 +111,10 @@ def test_a_round_leaves_the_signals_that_the_rates_follow(travel, personal):
 def test_five_signals_of_a_client_are_remembered():
     state = FedMeZO(personal="loss-5").start(LAYOUT, 1)
     for number in range(7):
-        state = state.after({3: float(number)} if number else {3: 0.0, 5: 9.0})
+        state = state.after({3: float(number)} if number else {3: 0.0, 5: 9.0, 7: 5.0})
     assert state.signals_of(3) == [2.0, 3.0, 4.0, 5.0, 6.0] and state.signals_of(5) == [9.0]
-    assert plan(FedMeZO(personal="loss-5"), state, 8, 3, [3, 5]).rate == pytest.approx(1e-5 * 0.5)
+    rate = plan(FedMeZO(personal="loss-5"), state, 8, 7, [3, 5, 7]).rate  # of 4, 9 and 5
+    assert rate == pytest.approx(1e-5 * (1 - 0.5 / 3))
 
 
 def test_a_random_rate_is_the_streams():
@@ -125,12 +127,12 @@ def test_the_formula_of_the_rates():
     method = FedMeZO(learning_rate=1e-5, alpha=0.5, personal="loss", travel="tensors")
     assert phi({0: 1.0, 1: 2.0, 2: 6.0}, 2) == 1.0  # mean 3, largest difference 3
     assert phi({0: 1.0, 1: 2.0, 2: 6.0}, 0) == pytest.approx(-2 / 3)
-    assert phi({0: 4.0, 1: 4.0}, 1) == 0.0  # all equal
+    assert phi({0: 4.0, 1: 4.0}, 1) == 0.0 and phi({0: 4.0, 1: 4.5}, 1) == 1.0  # all equal; or little apart
     assert phi({5: 7.0}, 5) == 0.0  # one client
     assert phi({0: 1.0, 1: 3.0}, 2) == 0.0  # nothing is known of it
     state = method.start(None, 1)
     assert plan(method, state, 1, 0, [0, 1]).rate == pytest.approx(1e-5)  # nobody has a loss yet
-    state = state.after({0: 1.0, 1: 2.0, 2: 6.0}).after({0: 1.0})
+    state = state.after({0: 9.0, 1: 2.0, 2: 6.0}).after({0: 1.0})
     rates = [plan(method, state, 2, client, [0, 1, 2]).rate for client in range(3)]
     np.testing.assert_allclose(rates, [1e-5 * (1 - 0.5 * 2 / 3), 1e-5 * (1 - 0.5 / 3), 1.5e-5], rtol=1e-6)
     assert plan(method, state, 2, 1, [1]).rate == pytest.approx(1e-5)  # alone in its round

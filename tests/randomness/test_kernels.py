@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed.randomness import Basis
+from fedseed.randomness import Basis, Domain, stream, truncation
 from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import load, reference
 from fedseed.randomness.kernels.reference import Part, from_float
@@ -27,7 +27,7 @@ def same_bits(a, b):
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
-@tiered({"name": FLAT, "start, count": RUNS, "directions, first": [(1, 0), (7, 3), (150, 0), (150, 61)]}, together=2)
+@tiered({"name": FLAT, "start, count": RUNS, "directions, first": [(1, 0), (7, 3), (150, 0), (150, 130)]}, together=2)
 def test_combine_project_and_direction(name, start, count, directions, first):
     rng = np.random.default_rng(0)
     spec = Basis(name, 12345678901234567, size=64).spec
@@ -36,7 +36,9 @@ def test_combine_project_and_direction(name, start, count, directions, first):
     c[directions // 2 :: 5] = 0
     x = rng.normal(size=count).astype(np.float32)
     ends = (start, start + count, length)
-    same_bits(combine(REFERENCE, spec, first, c, *ends), combine(CPU, spec, first, c, *ends))
+    parts = [Part(spec, first, c), Part(spec, 200, c[:2])]
+    sums = [kernels.combine(kernels.prepare(parts, length), start, start + count) for kernels in (REFERENCE, CPU)]
+    same_bits(*sums)
     same_bits(
         REFERENCE.project(spec, first, directions, x, start, length),
         CPU.project(spec, first, directions, x, start, length),
@@ -81,7 +83,7 @@ def test_moved_weights(name, dtype, start, count, directions):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("change", [0.0, 3e-5, -0.7, 3e38])
+@pytest.mark.parametrize("change", [0.0, -0.0, 2.0**-8, 3e-5, -0.7, 3e38])  # 2^-8: halfway for some
 def test_every_16_bit_number_is_read_and_rounded_as_torch_does(dtype, change):
     kind = getattr(torch, dtype)
     every = np.arange(1 << 16, dtype=np.uint16)
@@ -105,6 +107,30 @@ def test_nothing_to_add_leaves_the_weights():
             before = w.copy()
             kernels.move(w, w, "float32", kernels.prepare(parts, 9000), 0.5, 0)
             same_bits(w, before)
+        for name in FLAT:
+            assert kernels.project(Basis(name).spec, 0, 3, w[:0], 5, 9).tolist() == [0] * 3
+            assert kernels.project(Basis(name).spec, 0, 0, w, 5, 9005).shape == (0,)
+
+
+def test_words_of_elements_and_what_is_no_number():
+    whole = stream.words(1, Domain.ROUNDING, 2, 0, 25).reshape(-1)
+    for kernels in (REFERENCE, CPU):
+        for start, stop in ((0, 1), (3, 9), (5, 5), (7, 100)):
+            found = kernels.element_words(1, Domain.ROUNDING, 2, start, stop)
+            np.testing.assert_array_equal(found, whole[start:stop])
+    assert from_float(np.float32([1e6, np.nan]), "bfloat16").tolist() == [0x4974, 0x7FC0]
+    assert from_float(np.float32([1e6]), "float16").tolist() == [0x7C00]
+
+
+def test_the_bound_of_truncated_entries_is_the_largest_number_that_does_not_exceed_it(monkeypatch):
+    for length in range(1, 50):
+        bound = reference.truncated_normal_constants(length)[1]
+        assert float(bound) <= truncation.bound(length) < float(np.nextafter(bound, np.float32(2)))
+    # the ends of what is uniform, where the polynomial goes too far
+    monkeypatch.setattr(reference, "words", lambda *_: np.array([[1 << 31, (1 << 31) - 1, 0, 1]], dtype=np.uint32))
+    bound = reference.truncated_normal_constants(5)[1]
+    found = REFERENCE.direction(Basis("truncated_normal").spec, 0, 0, 4, 5)
+    assert found[0] == -bound and found[1] == bound
 
 
 @pytest.mark.parametrize("name", FLAT)
