@@ -32,7 +32,7 @@ FLOORS = [
     ("weights",),
     ("optimizers",),
     ("randomness",),
-    ("registry", "durable", "errors", "text", "processes", "metrics"),
+    ("registry", "durable", "errors", "text", "processes", "actors", "metrics"),
 ]
 FLOOR = {f"fedseed.{room}": number for number, floor in enumerate(FLOORS) for room in floor}
 

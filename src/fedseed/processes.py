@@ -60,7 +60,7 @@ def start(
     return process, ours
 
 
-def tell(connection: Connection, thing: Any) -> None:
+def tell(connection: Any, thing: Any) -> None:
     """Sends something as it is: not as a connection would, with tensors in memory that both share."""
     connection.send_bytes(pickle.dumps(thing, protocol=5))
 
@@ -107,12 +107,7 @@ def _begin(
     threading.Thread(target=_listen, args=(connection, heard), daemon=True).start()
     try:
         if threads is not None:
-            import numba
-            import torch
-
-            os.environ["NUMBA_NUM_THREADS"] = str(threads)
-            numba.config.reload_config()  # no thread of its runs yet
-            torch.set_num_threads(threads)
+            compute_with(threads)
         say = partial(tell, connection)
         say(life(heard, say, *more))
     except BaseException:
@@ -123,6 +118,16 @@ def _begin(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # threads that wait never end by themselves
+
+
+def compute_with(threads: int) -> None:
+    """Gives numba and torch so many threads, before they have any."""
+    import numba
+    import torch
+
+    os.environ["NUMBA_NUM_THREADS"] = str(threads)
+    numba.config.reload_config()
+    torch.set_num_threads(threads)
 
 
 def _listen(connection: Connection, heard: "queue.SimpleQueue[Any]") -> None:

@@ -103,9 +103,9 @@ def hosted(name, act=None, **settings):
     return part_of(federation(name, act, **settings), ["*"])
 
 
-def workers(name, count, act=None, **settings):
+def workers(name, count, act=None, cluster=None, **settings):
     """Workers with one thread each."""
-    return Workers(partial(hosted, name, act, **settings), count, threads=1)
+    return Workers(partial(hosted, name, act, **settings), count, 1, cluster)
 
 
 def endless(out, errors):

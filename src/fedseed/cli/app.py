@@ -202,8 +202,9 @@ def compare(
     for text in swept.each or []:
         key, each[key] = sweeps.parse_grid(text, "--each")
     how = sweeps.How(
-        swept.jobs, reading.plugins, reading.trust_plugins, running.workers, running.threads, running.overwrite
-    )
+        swept.jobs, reading.plugins, reading.trust_plugins, running.workers, running.threads, running.overwrite,
+        running.ray,
+    )  # fmt: skip
     with interruptible():
         sweep = sweeps.made_sweep(file, recipes, reading.changes, seeds, grid, each)
         done = sweeps.Sweeping(sweep, out, lambda text: say(text, shown), how).run()
@@ -226,7 +227,9 @@ def _run(
     recipe: "Recipe", folder: Path, running: Running, shown: Console, resume: bool, extend: bool = False
 ) -> dict[str, Any]:
     check_places(recipe)
-    if running.workers is not None:
+    if running.ray is not None and running.workers is None:
+        raise RecipeError("--ray: say by --workers how many processes the cluster is to have")
+    if running.workers is not None and running.ray is None:
         from fedseed.processes import warm
 
         warm()
@@ -236,7 +239,8 @@ def _run(
     from fedseed.runs.folder import discard
 
     quiet()
-    federation = build(recipe, folder, Shown(shown), running.workers, running.threads, resume=resume)
+    how = running.workers, running.threads
+    federation = build(recipe, folder, Shown(shown), *how, resume=resume, ray=running.ray)
     if running.overwrite:  # now that nothing of the recipe is wrong
         discard(folder)
     return federation.run(resume, extend).summary

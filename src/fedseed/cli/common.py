@@ -147,6 +147,10 @@ class Running:
             "cores each. The results are those of one process with as many --threads.",
         ),
     ] = None
+    ray: Annotated[
+        str | None,
+        typer.Option(help='Have the --workers, or the --jobs, on a Ray cluster: its head\'s address, or "auto".'),
+    ] = None
     threads: ThreadsOption = None
     overwrite: OverwriteOption = False
 

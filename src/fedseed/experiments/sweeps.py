@@ -35,6 +35,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fedseed.actors import LIVES, Actor, Cluster
 from fedseed.durable import write_whole
 from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.metrics import lower_is_better, shown_metrics
@@ -331,6 +332,7 @@ class How:
         workers: local processes that each run deals its clients to; None: a run is one process.
         threads: how many threads each process has.
         overwrite: begin every run anew, also where there is a finished one.
+        ray: the address of a Ray cluster whose machines have the runs; None: this machine has them.
     """
 
     jobs: int = 1
@@ -339,6 +341,7 @@ class How:
     workers: int | None = None
     threads: int | None = None
     overwrite: bool = False
+    ray: str | None = None
 
 
 @dataclass(frozen=True)
@@ -369,11 +372,14 @@ class WorkerPool:
 
     Args:
         threads: how many threads a run may use; None: as many as there are cores.
+        cluster: whose machines the processes are on, where one that dies is started anew; None: this machine.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, cluster: Cluster | None = None) -> None:
         self._threads = threads
-        self._running: set[BaseProcess] = set()
+        self._start: Callable[..., tuple[Any, Any]] = start if cluster is None else cluster.start
+        self._lives = 1 if cluster is None else LIVES
+        self._running: set[BaseProcess | Actor] = set()
         self._lock = threading.Lock()
         self.stopped = threading.Event()
 
@@ -391,19 +397,22 @@ class WorkerPool:
             RunFolder(job.folder, job.read().to_toml(), resume=True)  # checks that it is the same recipe
             return None
         job.folder.mkdir(parents=True, exist_ok=True)
-        with self._lock:
+        problem: Any = None
+        for _ in range(self._lives):
+            with self._lock:
+                if self.stopped.is_set():
+                    return STOPPED
+                process, connection = self._start(_run, job, threads=self._threads)
+                self._running.add(process)
+            with connection, suppress(EOFError, OSError):  # it died, and has said nothing
+                problem = connection.recv()
+            with self._lock:
+                self._running.discard(process)
+            process.join()
             if self.stopped.is_set():
                 return STOPPED
-            process, connection = start(_run, job, threads=self._threads)
-            self._running.add(process)
-        problem: Any = None
-        with connection, suppress(EOFError, OSError):  # it died, and has said nothing
-            problem = connection.recv()
-        with self._lock:
-            self._running.discard(process)
-        process.join()
-        if self.stopped.is_set():
-            return STOPPED
+            if problem is not None:
+                break
         if isinstance(problem, RecipeError):
             raise problem
         if problem is None:
@@ -460,7 +469,9 @@ class Sweeping:
         self.how = replace(how, plugins=tuple(map(resolve, how.plugins)))  # the runs have processes of their own
         self.out = out
         self.say = say
-        self.pool = WorkerPool(max(1, (os.cpu_count() or 1) // self.how.jobs) if self.how.jobs > 1 else None)
+        share = max(1, (os.cpu_count() or 1) // self.how.jobs) if self.how.jobs > 1 else None
+        cluster = None if self.how.ray is None else Cluster(self.how.ray, self.how.jobs, self.how.threads)
+        self.pool = WorkerPool(share if cluster is None else cluster.threads, cluster)
         self._counting = threading.Lock()
         self._done = 0
         self.total = 0

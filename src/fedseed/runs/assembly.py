@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedseed.actors import Cluster
 from fedseed.attacks.labels import flip_labels
 from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
@@ -111,6 +112,7 @@ def build(
     threads: int | None = None,
     data: TaskData | None = None,
     resume: bool = False,
+    ray: str | None = None,
 ) -> Federation:
     """Load model and data of a recipe and put the federation together.
 
@@ -118,10 +120,11 @@ def build(
         recipe: the recipe.
         out: folder for the run's files; None: nothing is written.
         progress: shows the run going on.
-        workers: local processes that the clients are dealt to; None: all is done in this one.
+        workers: processes that the clients are dealt to; None: all is done in this one.
         threads: that each process computes with while it runs.
         data: all clients' examples, in place of the task's, and what is evaluated; workers would load the task's.
         resume: take the learning rate that an interrupted run in the folder has found, and look for none.
+        ray: the address of a Ray cluster on which the workers live; None: they are on this machine.
 
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
@@ -130,7 +133,7 @@ def build(
 
     for tracker in recipe.tracking:
         tracker.check()
-    if workers is not None:
+    if workers is not None and ray is None:
         warm()
     began = time.perf_counter()
     parts = load_parties(recipe) if recipe.of_parties and data is None else None
@@ -149,7 +152,8 @@ def build(
     per_round = recipe.federation.count(count)
     team = None
     if workers is not None:
-        team = Workers(partial(load_for_worker, recipe.to_toml()), workers, threads)
+        cluster = None if ray is None else Cluster(ray, workers, threads)
+        team = Workers(partial(load_for_worker, recipe.to_toml()), workers, threads, cluster)
         team.limit(per_round)
         team.load()  # while this process loads, too
     try:

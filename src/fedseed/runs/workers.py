@@ -1,8 +1,9 @@
-"""Local worker processes among which a simulation deals a round's clients (`fedseed run --workers N`).
+"""Worker processes among which a simulation deals a round's clients (`fedseed run --workers N`), here or on Ray.
 
 Each holds the model at the weights of the run: it loads the base by itself, and is told with each piece of work which
 steps it has not applied yet. A client's answer depends on (seed, round, client) and the weights and on nothing else, so
-it does not matter which process computes it, or when. A worker that dies ends the run, which `--resume` goes on with.
+it does not matter which process computes it, or when. A worker that dies ends the run, which `--resume` goes on with;
+on a Ray cluster, where machines come and go, another one takes its place and its work.
 
 There are as many threads here as workers: each takes a free worker, sends it a piece of work and waits for the result,
 also while the main thread evaluates.
@@ -22,6 +23,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedseed.actors import LIVES, Actor, Cluster
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.orbit.record import NO_DIGEST, Record
 from fedseed.processes import start, tell
@@ -53,6 +55,10 @@ class Evaluate(NamedTuple):
 Work = Train | Evaluate
 
 
+class _DiedError(FedseedError):
+    """A worker is no more."""
+
+
 class Order(NamedTuple):
     """Apply the steps that you lack, then do the work."""
 
@@ -74,8 +80,8 @@ class Seat:
     """The place of a worker."""
 
     number: int
-    process: BaseProcess | None = None
-    connection: "Connection[Any, Any]" = field(init=False)
+    process: BaseProcess | Actor | None = None
+    connection: "Connection[Any, Any] | Actor" = field(init=False)
     start: bytes | None = None  # what an orbit of the model that it has loaded begins with; None: it has not yet
     at: int = 0  # the round of the newest step that it has been told
 
@@ -88,14 +94,25 @@ class Workers:
             a function of a module, or a `functools.partial` of one.
         count: how many workers.
         threads: how many threads each computes with; None: an even share of those that this process has.
+        cluster: where the workers live; None: on this machine.
 
     Raises:
         RecipeError: `count` is not positive.
     """
 
-    def __init__(self, load: "Callable[[], Hosted]", count: int, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        load: "Callable[[], Hosted]",
+        count: int,
+        threads: int | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
         if count < 1:
             raise RecipeError(f"workers = {count}: at least 1")
+        self._start: Callable[..., tuple[Any, Any]] = start if cluster is None else cluster.start
+        self._lives = 1 if cluster is None else LIVES
+        if cluster is not None:
+            threads = cluster.threads
         if threads is None:
             import torch
 
@@ -188,10 +205,18 @@ class Workers:
         """Lets a free worker do a piece of work, and returns the result; None: the worker is started, and no more."""
         seat = self._free.get()
         try:
-            with self._lock:
-                if seat.process is None and not self._closing:
-                    seat.process, seat.connection = start(main, seat.number, self._load, threads=self.threads)
-            return None if work is None else self._done(seat, work)
+            for left in reversed(range(self._lives)):
+                with self._lock:
+                    if seat.process is None and not self._closing:
+                        more = seat.number, self._load
+                        seat.process, seat.connection = self._start(main, *more, threads=self.threads)
+                try:
+                    return None if work is None else self._done(seat, work)
+                except _DiedError:
+                    if not left or self._closing:
+                        raise
+                    seat.process, seat.start, seat.at = None, None, 0
+            return None
         finally:
             self._free.put(seat)
 
@@ -233,7 +258,7 @@ def _heard(seat: Seat, order: Order | None = None) -> Done:
         assert seat.process is not None
         seat.process.join()
         how = _how(seat.process.exitcode or 0)
-        raise FedseedError(
+        raise _DiedError(
             f"worker {seat.number + 1} died ({how}): --resume goes on. Each holds a model of its own: try fewer "
             "--workers, or smaller batches (method.training.batch, method.batch)"
         ) from error
