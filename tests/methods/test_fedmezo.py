@@ -48,11 +48,20 @@ def test_huge_pairs_are_refused_also_where_the_rate_is_0():
     method = FedMeZO(steps=2, schedule={"kind": "linear", "rounds": 2})
     about = About(method, replace(method.start(LAYOUT, 7), done=4), "update", 5)
     assert Trace.decode(Trace(np.zeros(2, np.float32)).encode(), about).size(about) == 1.0
-    parts = Trace(np.float32([-3e-5, 1e-5]), client=1, weight=0.25), Trace(np.float32([2e-5, 0]), client=2, weight=0.75)
-    found = Traces(parts).size(About(method, method.start(LAYOUT, 7), "step", 1))
-    assert found == pytest.approx(0.25 * 3 + 0.75 * 2)
     with pytest.raises(MessageError, match=r"scalar 1 is .*: at most 1e"):
         Trace.decode(Trace(np.array([0, 1e-9], np.float32)).encode(), about)
+
+
+def test_pairs_of_a_population_by_hand():
+    """The rate is three quarters in round 2; a step is as large as its estimates; exact ones are taken one by one."""
+    settings = {"steps": 2, "population": 2, "batch": 2, "schedule": {"kind": "linear", "rounds": 4}}
+    method = FedMeZO(**settings, combine="exact")
+    state, unit = replace(method.start(LAYOUT, 7), done=1), 0.75 * 1e-5 / 2
+    a, b = np.float32([-3, 1, 0, 2]) * np.float32(unit), np.float32([2, 0, 0, 0]) * np.float32(unit)
+    step = Traces((Trace(a, client=1, weight=0.25), Trace(b, client=2, weight=0.75)))
+    assert step.size(About(method, state, "step", 2)) == pytest.approx(0.25 * 3 + 0.75 * 2)
+    found = [(weight, [add.terms[0].first for add in adds]) for weight, adds in method.change(state, step).branches]
+    assert found == [(0.25, [0, 2]), (0.75, [0])]
 
 
 LOSSES = ((3.0, 1.0), (nan, 1.0), (2.0, 2.5), (1.0, 1.0))  # on both sides of four directions
