@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedseed import FedKSeed, FedMeZO, FedZO, FeedSign, MeZO, ParameterSpace, ZOFedSGD
+from fedseed import Basis, FedKSeed, FedMeZO, FedZO, FeedSign, MeZO, ParameterSpace, ZOFedSGD
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.objectives.losses import Choices
@@ -183,6 +183,7 @@ def test_messages_have_a_scalar_for_each_direction_and_lies_are_refused():
     own, shared = METHODS["zo-own"], METHODS["zo-shared"]
     state = own.start(LAYOUT, 1)
     sent = Projections(four, indices=np.array([2**32 - 4], dtype=np.uint32))
+    assert own.directions(5) == Basis("lowrank", 5, 4096, 2)
     assert len(sent.encode()) == 4 + 16 and len(ByteProjections(four, indices=sent.indices).encode()) == 4 + 4
     back = own.decode_update(state, 1, sent.encode())
     np.testing.assert_array_equal(back.scalars, four)

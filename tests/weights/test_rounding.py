@@ -28,14 +28,15 @@ def test_stochastic_rounding_goes_to_a_neighbour_and_leaves_what_the_dtype_holds
         np.testing.assert_array_equal(stochastic(values, np.full(len(values), bits, np.uint32), dtype), expected)
 
 
-@pytest.mark.parametrize("draws", [True, False])  # the kernels do, or torch
+@pytest.mark.parametrize("draws", ["", "reference", None])  # the CPU's kernels do, the plain ones, or torch
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_tensor_and_its_pieces_are_written_as_arrays_are_rounded(dtype, draws, monkeypatch):
     """All kinds of numbers: subnormal in float32 and in 16 bits, beyond the range, infinite, NaN, both zeros.
 
     The words belong to the elements' places in the parameter vector, whatever pieces they are written in.
     """
-    if not draws:
+    monkeypatch.setenv("FEDSEED_KERNELS", draws or "")
+    if draws is None:
         monkeypatch.setattr(kernels.current(), "draw", None)
     count, rng = 50_001, np.random.default_rng(2)
     values = rng.integers(0, 2**32, count, dtype=np.uint32).view(np.float32).copy()

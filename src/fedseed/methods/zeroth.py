@@ -169,7 +169,7 @@ class ZerothOrder(Method):
         return 1
 
     def measured(
-        self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
+        self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool
     ) -> list[Projection]:
         """Returns the estimates along some directions, as the client's losses have them; `Client.estimates` asks.
 
@@ -223,8 +223,8 @@ class ZerothOrder(Method):
             raise NonFiniteError(problem)
         compared = [*plus, *minus]
         if apart and self.normalize != "none":
-            half = (np.array(plus) - np.array(there)) / 2
-            compared = [*half, *-half]
+            gaps = np.array(plus) - np.array(there)
+            compared = [*gaps, *-gaps]
         scaled = normalised(compared, self.normalize)
         differences = scaled[: len(plus)] - scaled[len(plus) :]
         return [
