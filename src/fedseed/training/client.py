@@ -244,22 +244,14 @@ class LocalClient:
         return list(method.measured(self, basis, along, items, one_sided))
 
     @torch.no_grad()
-    def _losses(self, items: Sequence[Any]) -> list[float]:
-        """Returns the items' losses at the weights as they are, each summed over its terms; no dropout."""
-        if any(module.training for module in self.space.model.modules()):
-            self.space.model.eval()
-        self.cost.forward_passes += 1
-        with self.phase("local"):
-            found: list[float] = self.objective.losses(self.space.model, items).tolist()
-        return found
-
     def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
         """Returns the mean loss over each item's own terms at w + scale * direction(k); one forward pass."""
         if not items:
             return []
-        often = getattr(self.objective, "calls_often", False)
-        with self.space.perturbed(basis, k, scale, often=often) if scale else nullcontext():
-            losses = self._losses(items)
+        often, model = getattr(self.objective, "calls_often", False), self.space.model.eval()
+        self.cost.forward_passes += 1
+        with self.space.perturbed(basis, k, scale, often=often) if scale else nullcontext(), self.phase("local"):
+            losses: list[float] = self.objective.losses(model, items).tolist()
         return [loss / self.objective.weight(item) for loss, item in zip(losses, items, strict=True)]
 
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:

@@ -188,25 +188,19 @@ class RowUse(TorchFunctionMode):
             return self._embedding(*args, **kwargs)
         if func is torch.addmm and not kwargs and args[0].dim() < 2:
             bias, x, matrix = args
-            return self._product(x, matrix, bias)
+            return self._linear(x, matrix, bias, turned=True)
         if func in _PRODUCTS and not kwargs:
-            x, matrix = args
-            return self._product(x, matrix, None)
+            return self._linear(*args, turned=True)
         return None
 
-    def _linear(self, input: Any, weight: Any, bias: Any = None) -> torch.Tensor | None:
+    def _linear(self, input: Any, weight: Any, bias: Any = None, turned: bool = False) -> torch.Tensor | None:
+        """input @ weight.T + bias; `turned`: input @ weight + bias."""
         if not self._ours(weight) or weight.dim() != 2 or self._ours(input):
             return None
-        factors = self._tables.factors(weight)
-        return row_products.Linear.of(input, weight.detach(), self._exchange(bias), factors, self._row)
-
-    def _product(self, x: Any, matrix: Any, bias: Any) -> torch.Tensor | None:
-        """x @ matrix + bias."""
-        if not self._ours(matrix) or matrix.dim() != 2 or self._ours(x):
-            return None
-        left, right, scale = self._tables.factors(matrix)
-        turned = Factors(right, left, scale)
-        return row_products.Linear.of(x, matrix.detach().t(), self._exchange(bias), turned, self._row)
+        factors, matrix = self._tables.factors(weight), weight.detach()
+        if turned:
+            factors, matrix = Factors(factors.right, factors.left, factors.scale), matrix.t()
+        return row_products.Linear.of(input, matrix, self._exchange(bias), factors, self._row)
 
     def _embedding(
         self, input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any
