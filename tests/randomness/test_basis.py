@@ -86,29 +86,6 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("name", ["normal", "rademacher", "truncated_normal"])
-def test_the_expected_cosine_is_that_of_drawn_directions(name):
-    """K sqrt(d) / |V^T V|_F for short blocks, where every term counts: 4,000 draws, within 4 standard errors."""
-    d, count, draws = 5, 3, 4000
-    basis = Basis(name, 11)
-    entries = np.stack([basis.direction(k, 0, d, d) for k in range(count * draws)]).astype(np.float64)
-    v = entries.reshape(draws, count, d) / np.sqrt(basis.variance(d))
-    squares = ((v @ v.transpose(0, 2, 1)) ** 2).sum(axis=(1, 2))
-    expected = (count * np.sqrt(d) / basis.expected_cosine(d, count)) ** 2
-    assert abs(squares.mean() - expected) < 4 * squares.std() / np.sqrt(draws) + 1e-9
-    fourth = (v**4).mean(axis=(1, 2))
-    assert abs(fourth.mean() - basis.kurtosis(d)) < 4 * fourth.std() / np.sqrt(draws) + 1e-9
-
-
-@pytest.mark.parametrize(("size", "length", "count"), [(16, 37, 5), (8, 3, 8), (4, 100, 3), (1, 5, 1), (32, 64, 9)])
-def test_the_hadamard_cosine_is_that_of_its_directions(size, length, count):
-    """Whatever the seed, so no mean is needed; blocks that end inside a tile, too."""
-    basis = Basis("hadamard", 3, size)
-    v = np.stack([basis.direction(k, 0, length) for k in range(count)]).astype(np.float64)
-    expected = count * np.sqrt(length) / np.linalg.norm(v @ v.T)
-    assert basis.expected_cosine(length, count) == pytest.approx(expected, rel=1e-12)
-
-
 def test_the_last_direction_and_no_elements():
     assert Basis("lowrank", size=MAX_SIZE, rank=MAX_RANK).tile == 1
     last = (1 << 32) - 1

@@ -95,7 +95,7 @@ def figure_7(
     last = {name: [table[float(counts[-1])] for table in runs[name]] for name in names}
     ours, at = fmean(last["Ferret"]), single[0.1]
     gap = fmean(a - b for a, b in zip(last["Ferret"], last[at], strict=True))
-    expected = directions_of(0).expected_cosine(length, counts[-1])
+    expected = (counts[-1] / (length + counts[-1])) ** 0.5
     rates = {name: slope(line.points) for name, line in zip(names, lines, strict=True) if name in ("Ferret", at)}
     worse = [single[scales[0]], single[scales[-1]]]
     return Finding(

@@ -29,14 +29,8 @@ def magnitude(gamma: Floats) -> np.float32:
     return np.float32(largest * (np.square(doubles).sum() / doubles.sum()))
 
 
-def one_bit(gamma: Floats) -> Floats:
-    """Returns q of a block's coefficients, shape (K_l,)."""
-    s = magnitude(gamma)
-    return np.where(gamma >= 0, s, -s)
-
-
 class RaggedBits(Ragged):
-    """A tuple of arrays as `one_bit` makes them: all lengths (u32), all magnitudes (f32), then a bit for each element.
+    """A tuple of arrays, read as q of each: all lengths (u32), all magnitudes (f32), then a bit for each element.
 
     The blocks' bits follow one another without a gap: 1 for positive, lowest first, zeros behind the last.
     """

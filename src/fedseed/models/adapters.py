@@ -22,11 +22,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.text import first_line
+from fedseed.weights.layout import DigestKind
 
 if TYPE_CHECKING:
     import torch
-
-    from fedseed.weights.layout import DigestKind
 
 
 class _Adapter(BaseModel):
@@ -244,7 +243,7 @@ def hushed() -> Iterator[None]:
         yield
 
 
-def base_digest(model: Any, kind: "DigestKind" = "blake2b") -> str:
+def base_digest(model: Any, kind: DigestKind = "blake2b") -> str:
     """Returns the digest of the base inside a `peft` model, as `fedseed.weights.digest` gave it before `install`."""
     from fedseed.weights.digest import hash_tensors, untied
 

@@ -286,7 +286,7 @@ class Choices(Scoring, TextObjective):
         parts = [self.language.losses(model, sequences[at : at + size]) for at in range(0, len(sequences), size)]
         summed = torch.cat(parts)
         lengths = torch.tensor([sequence.terms for sequence in sequences], device=summed.device)
-        each = (-summed / lengths).split([len(item.sequences) for item in items])
+        each = torch.split(-summed / lengths, [len(item.sequences) for item in items])
         return pad_sequence(each, batch_first=True, padding_value=-torch.inf)
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Options]) -> torch.Tensor:

@@ -1,13 +1,12 @@
 """Makes directions from a seed, by the rule that a basis names."""
 
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.randomness import kernels, truncation
-from fedseed.randomness.kernels.reference import Spec, hadamard_transform
+from fedseed.randomness.kernels.reference import Spec
 from fedseed.randomness.matrices import Matrices
 from fedseed.randomness.stream import split_seed
 
@@ -82,38 +81,6 @@ class Basis:
     def variance(self, length: int) -> float:
         """Returns rho, the variance of an entry in a block of `length` parameters (1 but for "truncated_normal")."""
         return truncation.variance(length) if self.name == "truncated_normal" else 1.0
-
-    def kurtosis(self, length: int) -> float:
-        """Returns kappa, the fourth moment of an entry over its squared variance.
-
-        For "lowrank", on matrices, it is 3 - 2/r, as an entry is a sum of r signs over sqrt(r). Such entries are
-        independent in pairs only, yet E (v.x)^2 |v|^2 = (d + kappa - 1) |x|^2 as if all were, which is what the
-        expected cosine needs: the pairs (p, q) of outer products in |v|^2 meet those in (v.x)^2 only where both rows
-        and both columns are the same. (E (v.x)^4 is larger: up to 9 |x|^4 for an x of rank one, in place of 3 |x|^4.)
-        """
-        if self.name == "truncated_normal":
-            return truncation.kurtosis(length)
-        if self.name == "lowrank":
-            return 3 - 2 / self.rank
-        return 3.0 if self.name == "normal" else 1.0
-
-    def expected_cosine(self, length: int, count: int) -> float:
-        """Returns the expected cosine between a vector and its reconstruction from `count` directions.
-
-        It is sqrt(K / (d + kappa + K - 2)) for independent entries. For "hadamard" (K <= B) it is sqrt(K / d) where d
-        is a multiple of B, as the directions are orthogonal then; in general it is K sqrt(d) / |V^T V|_F, which does
-        not depend on the random signs and is computed here for a block that begins at a whole tile.
-        """
-        if self.name != "hadamard":
-            return sqrt(count / (length + self.kurtosis(length) + count - 2))
-        if not 1 <= count <= self.tile:
-            raise ValueError(f"count = {count}: from 1 to B = {self.tile}")
-        # (V^T V)[k, k'] depends on m = k XOR k' alone, so sums over m suffice
-        tile, rest = self.tile, length % self.tile
-        product = hadamard_transform((np.arange(tile) < rest).astype(np.float64))  # of the last, incomplete tile
-        product[0] += length - rest  # whole tiles: orthogonal
-        pairs = hadamard_transform(hadamard_transform((np.arange(tile) < count).astype(np.float64)) ** 2) / tile
-        return count * sqrt(length) / sqrt(float(np.dot(pairs, product**2)))
 
     def direction(
         self, k: int, start: int, stop: int, length: int | None = None, matrices: Matrices | None = None

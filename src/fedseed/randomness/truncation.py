@@ -39,12 +39,6 @@ def variance(length: int) -> float:
     return a * a * _moment(a, 2) / _moment(a, 0)
 
 
-def kurtosis(length: int) -> float:
-    """Returns the entries' fourth moment over their squared variance; tends to 1.8, the uniform distribution's."""
-    a = bound(length)
-    return _moment(a, 4) * _moment(a, 0) / _moment(a, 2) ** 2
-
-
 def central_mass(length: int) -> float:
     """Returns Phi(a) - Phi(-a) = erf(a / sqrt 2), the part of the normal distribution that is kept."""
     a = bound(length)

@@ -15,7 +15,7 @@ tensors: such a cache is taken apart into its tensors and put together again, a 
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial, update_wrapper
@@ -36,16 +36,12 @@ def know_caches() -> None:
     """Has `pytree` take caches that grow layer by layer apart; without transformers imported there is none."""
     kind = getattr(sys.modules.get("transformers.cache_utils"), "DynamicCache", None)
     if kind is not None and kind not in pytree.SUPPORTED_NODES:
-        pytree.register_pytree_node(kind, _flatten, _unflatten)
+        pytree.register_pytree_node(kind, _flatten, lambda tensors, shell: _with(shell, iter(tensors)))
 
 
 def _flatten(cache: Any) -> tuple[list[torch.Tensor], Any]:
     filled = [layer for layer in cache.layers if layer.is_initialized]
     return [tensor for layer in filled for tensor in (layer.keys, layer.values)], _with(cache, iter(()))
-
-
-def _unflatten(tensors: Iterable[Any], shell: Any) -> Any:
-    return _with(shell, iter(tensors))
 
 
 def _with(cache: Any, tensors: Iterator[Any]) -> Any:
@@ -57,8 +53,6 @@ def _with(cache: Any, tensors: Iterator[Any]) -> Any:
             layer.keys, layer.values = next(tensors, None), next(tensors, None)
     return other
 
-
-__all__ = ["PerturbedRows", "Rows", "RowsError", "moves_of"]
 
 Move = tuple[int, float]  # (direction, scale)
 LEAST = 1 << 20  # numbers that copies of a matrix, one for each row, may have in any case

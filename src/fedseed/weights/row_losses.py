@@ -7,7 +7,8 @@ from typing import TypeVar
 import torch
 
 from fedseed.randomness import Basis
-from fedseed.weights.perturbed_rows import Move, PerturbedRows, RowsError, moves_of
+from fedseed.weights.perturbed_rows import Move, PerturbedRows, moves_of
+from fedseed.weights.row_use import RowsError
 from fedseed.weights.space import ParameterSpace
 
 Item = TypeVar("Item")

@@ -8,6 +8,7 @@ Factors come as tables, shape (directions, r, ...), and `row` says which entry o
 so a `Row` is always mapped over.
 """
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -39,12 +40,6 @@ class Row(NamedTuple):
     def pick(self, table: torch.Tensor) -> torch.Tensor:
         """All rows' entries, shape (B, ...)."""
         return table if self.in_order else table.index_select(0, self.entry)
-
-
-class Mapped(NamedTuple):
-    """What torch tells `vmap`: B."""
-
-    batch_size: int
 
 
 class UnmappedError(Exception):
@@ -92,7 +87,7 @@ class _OfRows(_Mapped):
                 arg = Row(_unwrap_batched(arg.entry, level)[0], arg.in_order)
             plain.append(arg)
             dims.append(dim)
-        mapped = Mapped(interpreter.batch_size())  # type: ignore[attr-defined]
+        mapped = SimpleNamespace(batch_size=interpreter.batch_size())  # type: ignore[attr-defined]
         with interpreter.lower():
             out, place = cls.vmap(mapped, dims, *plain)  # type: ignore[no-untyped-call]
         return _add_batch_dim(out, place, level)

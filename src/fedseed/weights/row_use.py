@@ -190,7 +190,7 @@ class RowUse(TorchFunctionMode):
             bias, x, matrix = args
             return self._linear(x, matrix, bias, turned=True)
         if func in _PRODUCTS and not kwargs:
-            return self._linear(*args, turned=True)
+            return self._linear(args[0], args[1], turned=True)
         return None
 
     def _linear(self, input: Any, weight: Any, bias: Any = None, turned: bool = False) -> torch.Tensor | None:
