@@ -287,7 +287,7 @@ class Choices(Scoring, TextObjective):
         summed = torch.cat(parts)
         lengths = torch.tensor([sequence.terms for sequence in sequences], device=summed.device)
         each = torch.split(-summed / lengths, [len(item.sequences) for item in items])
-        return pad_sequence(each, batch_first=True, padding_value=-torch.inf)
+        return pad_sequence(list(each), batch_first=True, padding_value=-torch.inf)
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Options]) -> torch.Tensor:
         chosen = super().losses_of(scores, items)
