@@ -31,6 +31,7 @@ IMPORTED = [
     "transformers.modeling_utils", "fedseed.models.adapters", "fedseed.randomness.kernels.cpu",
     "fedseed.reports.plots", "fedseed.runs.assembly",
 ]  # fmt: skip
+COMMAND = "FEDSEED_COMMAND"  # in the environment of the command line and its processes: their screen is fedseed's own
 CONTEXT = multiprocessing.get_context("forkserver")
 NEW = multiprocessing.get_context("spawn")
 GONE = 3  # exit code of a process whose asker is gone

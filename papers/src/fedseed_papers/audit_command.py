@@ -159,10 +159,8 @@ class _Audited:
 
     def computed(self, attack: Callable[[], Any]) -> Any:
         """Returns what an attack finds, with as many threads as were asked for."""
-        from fedseed.models.loading import quiet
         from fedseed.weights.devices import limited
 
-        quiet()
         with limited(self._threads):
             return attack()
 

@@ -32,6 +32,7 @@ from fedseed.cli.common import (
 )
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.errors import PAPERS, FedseedError, RecipeError, plural, to_install
+from fedseed.processes import COMMAND
 from fedseed.registry import COMMANDS
 from fedseed.text import clean
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 # on a machine that is busy with something else makes short operations ten times slower; sleeping at once makes them
 # twice as slow on a free one. Must be set before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault(COMMAND, "1")
 
 TRAINING_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "llvmlite", "rouge_score")
 
@@ -152,10 +154,8 @@ def tune_rate(
     """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's passes."""
     checked, shown = reading.read(recipe), telling.screen()
     check_places(checked)
-    from fedseed.models.loading import quiet
     from fedseed.runs.rates import find_rate
 
-    quiet()
     found = find_rate(checked, say=lambda text: say(text, shown))
     say(f"{found.passes:,} passes, {found.passes / found.whole:.1%} of the run's", shown)
     say(f"--set {found.key}={found.rate:g}", shown)
@@ -233,12 +233,10 @@ def _run(
         from fedseed.processes import warm
 
         warm()
-    from fedseed.models.loading import quiet
     from fedseed.reports.progress import Shown
     from fedseed.runs.assembly import build  # torch from here on
     from fedseed.runs.folder import discard
 
-    quiet()
     how = running.workers, running.threads
     federation = build(recipe, folder, Shown(shown), *how, resume=resume, ray=running.ray)
     if running.overwrite:  # now that nothing of the recipe is wrong

@@ -117,11 +117,9 @@ def preview(
     """Show examples as tokens, what counts for the loss, what is cut. Needs the data and the tokenizer, no weights."""
     checked = reading.read(recipe)
     check_places(checked)
-    from fedseed.models.loading import quiet  # torch from here on
-    from fedseed.runs.preview import COUNTED
+    from fedseed.runs.preview import COUNTED  # torch from here on
     from fedseed.runs.preview import preview as look
 
-    quiet()
     found = look(checked, client, examples, held_out)
     for line in found.notes:
         console.print(line, highlight=False, soft_wrap=True)
@@ -183,9 +181,8 @@ def bench(
     if not memory_only:
         check_places(checked)
     from fedseed.experiments.bench import cost_table, fits, measure, memory_table, reckon  # torch from here on
-    from fedseed.models.loading import has_weights, quiet
+    from fedseed.models.loading import has_weights
 
-    quiet()
     memory = reckon(checked, tokens)
     enough, said = fits(memory, checked.model.device)
     for part in (*memory_table(memory), said):

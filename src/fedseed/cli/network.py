@@ -200,11 +200,9 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
     name = run_name(checked, recipe, reaching.run)
     own = OwnData(site.data, site.evaluation_file, site.evaluation)
     way = transport(reaching.reach(checked, site.client[0]), name)
-    from fedseed.models.loading import quiet  # torch from here on
     from fedseed.reports.progress import Shown
-    from fedseed.runs.joining import Loading, joining, keep, orbit_place
+    from fedseed.runs.joining import Loading, joining, keep, orbit_place  # torch from here on
 
-    quiet()
     orbit = None if site.out is None else orbit_place(site.out)
     with interruptible():
         shown = Shown(console, JOIN_LINES)
@@ -296,13 +294,11 @@ def verify(
     screen = Telling(as_json).screen()
     recipe = reading.read(str(run / "recipe.toml"))
     orbit, answers = Orbit.open(run / "model.orbit"), read_answers(run / FILE)
-    from fedseed.models.loading import quiet  # torch from here on
-    from fedseed.runs.joining import Loading
+    from fedseed.runs.joining import Loading  # torch from here on
     from fedseed.runs.spec import RunSpec
     from fedseed.runs.verification import verify as verified
     from fedseed.tasks.data import OwnData
 
-    quiet()
     hosted = Loading(recipe, client, own=None if data is None else OwnData(data))()
     drawn = secrets.randbits(63) if seed is None else seed
     with stepping(screen, orbit.last) as tell:

@@ -93,10 +93,8 @@ def verify(
         say(f"the signature is that of {key.name}", screen)
     if replay:
         recorded = sum(part.digest != NO_DIGEST for part in orbit.parts)
-        from fedseed.models.loading import quiet
         from fedseed.runs.tuned import Source, open_tuned
 
-        quiet()
         with stepping(screen, orbit.last) as tell:
             tuned = open_tuned(Source(str(path), path), placing.base, None, placing.device, tell, check_all=True)
         digest = None if tuned.facts is None else tuned.facts.digest

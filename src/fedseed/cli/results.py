@@ -55,9 +55,6 @@ class Opening(Placing):
             upto = best_round(source, self.best)
             if not quietly:
                 say(f"round {upto} has the best {self.best}")
-        from fedseed.models.loading import quiet
-
-        quiet()
         with stepping(Screen(stderr=True)) as tell:
             return open_tuned(source, self.base, upto, self.device, tell)
 
@@ -252,9 +249,6 @@ def serve_model(
             raise
         raise FedseedError(f"serve-model needs {error.name}: {to_install('serve')}") from error
     sources = named(orbits)
-    from fedseed.models.loading import quiet
-
-    quiet()
     service = Service(sources, placing.base, placing.device, keep, max_tokens)
 
     def ready(address: str) -> None:

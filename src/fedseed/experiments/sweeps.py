@@ -433,11 +433,9 @@ def _run(heard: object, say: object, job: Job) -> RecipeError | str:
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
-        from fedseed.models.loading import quiet
         from fedseed.reports.progress import Screen, Shown
         from fedseed.runs.assembly import build
 
-        quiet()
         checked = job.read()  # plug-ins are loaded here, in the process that runs them
         shown = Shown(Screen(width=120, force_terminal=False))
         build(checked, job.folder, shown, job.how.workers, job.how.threads).run(resume=True)

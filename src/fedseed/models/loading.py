@@ -21,6 +21,7 @@ from fedseed.models.foreign import check_files, own_code
 from fedseed.models.heads import Head
 from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.models.quantized import Quantization, settings_of, settle
+from fedseed.processes import COMMAND
 from fedseed.text import first_line, listed
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
@@ -63,6 +64,8 @@ def reach(base: str) -> str:
     Raises:
         RecipeError: there is no such folder, and the hub can't be reached or has no such model.
     """
+    if COMMAND in os.environ:
+        quiet()
     place = locate(base)
     return place if Path(place).is_dir() else _ask(place)
 
