@@ -34,17 +34,16 @@ class Source(NamedTuple):
     model: str | None = None  # a folder or hub name that holds the model itself
     folder: Path | None = None  # the run's folder, if it comes from one: metrics and recipe are there
 
-    @property
-    def recipe(self) -> Path | None:
-        """Returns the run's complete recipe, if there is one."""
-        path = None if self.folder is None else self.folder / "recipe.toml"
+    def file(self, name: str) -> Path | None:
+        """Returns a file of the run's folder by its name; None: it is not there."""
+        path = None if self.folder is None else self.folder / name
         return path if path is not None and path.is_file() else None
 
     @property
     def chat_template(self) -> str | None:
         """Returns the template that the run has written its chats by, if it was not the base's own."""
-        path = None if self.folder is None else self.folder / CHAT_TEMPLATE
-        return path.read_text(encoding="utf-8") if path is not None and path.is_file() else None
+        path = self.file(CHAT_TEMPLATE)
+        return None if path is None else path.read_text(encoding="utf-8")
 
 
 class Tuned(NamedTuple):
@@ -144,7 +143,7 @@ def open_tuned(
     digest = replay(header, steps, model, progress and (lambda number: progress(number, count)), check_all)
     if source.chat_template is not None:
         processor.chat_template = source.chat_template
-    facts = Facts(count, digest, *about, **_measured(source.folder, count))
+    facts = Facts(count, digest, *about, **_measured(source, count))
     return Tuned(model, processor, header, facts)
 
 
@@ -154,8 +153,8 @@ def best_round(source: Source, metric: str) -> int:
     Raises:
         RecipeError: there are no metrics beside the model, or none of this name.
     """
-    path = None if source.folder is None else source.folder / "metrics.jsonl"
-    if path is None or not path.is_file():
+    path = source.file("metrics.jsonl")
+    if path is None:
         raise RecipeError(f"--best {metric}: there is no metrics.jsonl beside it: name the run's folder")
     best = best_rounds(read_lines(path.parent))
     if metric not in best:
@@ -213,16 +212,16 @@ def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
     return adapters.load(model, folder), processor
 
 
-def _measured(folder: Path | None, number: int) -> dict[str, Any]:
+def _measured(source: Source, number: int) -> dict[str, Any]:
     """Returns what a run's files say of a round: for `Facts`."""
-    if folder is None or not (folder / "metrics.jsonl").is_file():
+    if (path := source.file("metrics.jsonl")) is None:
         return {}
-    lines = {line.round: line.metrics for line in read_lines(folder)}
+    lines = {line.round: line.metrics for line in read_lines(path.parent)}
     base, after = lines.get(0, {}), lines.get(number, {})
     final = {name: after[name] for name in base if name in after}
     known: dict[str, Any] = {"baseline": {name: base[name] for name in final}, "final": final}
-    if (folder / "summary.json").is_file():
-        known["clients"] = read_summary(folder)["clients"]
+    if source.file("summary.json") is not None:
+        known["clients"] = read_summary(path.parent)["clients"]
     return known
 
 
@@ -250,7 +249,7 @@ def recipe_for(
     Raises:
         RecipeError: there is neither recipe nor task, or they are wrong.
     """
-    found: str | Path | None = recipe or source.recipe
+    found: str | Path | None = recipe or source.file("recipe.toml")
     if found is None and task is None:
         raise RecipeError(
             f"{source.name}: no recipe beside it says what to measure it on: give --recipe, or --task NAME"
