@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -32,12 +32,14 @@ from fedseed.cli.common import (
 )
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.errors import PAPERS, FedseedError, RecipeError, plural, to_install
-from fedseed.processes import COMMAND
+from fedseed.experiments import sweeps
+from fedseed.processes import COMMAND, warm
 from fedseed.registry import COMMANDS
+from fedseed.reports.comparison import Compared, results_sheet
+from fedseed.reports.progress import Shown
+from fedseed.runs.folder import discard
+from fedseed.runs.recipe import Recipe
 from fedseed.text import clean
-
-if TYPE_CHECKING:
-    from fedseed.runs.recipe import Recipe
 
 # Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it spins on and on, which
 # on a machine that is busy with something else makes short operations ten times slower; sleeping at once makes them
@@ -134,8 +136,6 @@ def run(
     checked = reading.read(recipe, *([] if rounds is None else [f"rounds={rounds}"]))
     with interruptible("--resume"):
         summary = _run(checked, folder, running, shown, resume, extend=resume and rounds is not None)
-    from fedseed.reports.comparison import Compared, results_sheet
-
     results_sheet("", [Compared(summary["method"], [summary])], brief=True).show(shown)
     for line in network.by_client(summary):
         say(line, shown)
@@ -191,8 +191,6 @@ def compare(
     telling: Telling,
 ) -> None:
     """Run several recipes and lay the results side by side; over seeds and grids of settings, too."""
-    from fedseed.experiments import sweeps
-
     shown = telling.screen()
     file = sweeps.find_sweep(recipes[0]) if len(recipes) == 1 else None
     for recipe in recipes if file is None else ():
@@ -224,18 +222,14 @@ def compare(
 
 
 def _run(
-    recipe: "Recipe", folder: Path, running: Running, shown: Console, resume: bool, extend: bool = False
+    recipe: Recipe, folder: Path, running: Running, shown: Console, resume: bool, extend: bool = False
 ) -> dict[str, Any]:
     check_places(recipe)
     if running.ray is not None and running.workers is None:
         raise RecipeError("--ray: say by --workers how many processes the cluster is to have")
     if running.workers is not None and running.ray is None:
-        from fedseed.processes import warm
-
         warm()
-    from fedseed.reports.progress import Shown
     from fedseed.runs.assembly import build  # torch from here on
-    from fedseed.runs.folder import discard
 
     how = running.workers, running.threads
     federation = build(recipe, folder, Shown(shown), *how, resume=resume, ray=running.ray)
@@ -246,9 +240,7 @@ def _run(
 
 def _check_no_sweep(recipe: str) -> None:
     """Raises RecipeError for a sweep where one recipe is wanted."""
-    from fedseed.experiments.sweeps import find_sweep
-
-    if find_sweep(recipe) is not None:
+    if sweeps.find_sweep(recipe) is not None:
         raise RecipeError(f"{recipe} is a sweep of several runs: fedseed compare {recipe} --out FOLDER")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -23,9 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedseed.errors import RecipeError, plural
 from fedseed.registry import load_plugin
 from fedseed.reports.progress import Screen
-
-if TYPE_CHECKING:
-    from fedseed.runs.recipe import Recipe
+from fedseed.runs.recipe import Recipe, read_recipe
 
 console = Screen()
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -98,10 +96,8 @@ class Reading:
         """Returns files and modules to load first."""
         return self.plugin or []
 
-    def read(self, recipe: str, *more: str) -> "Recipe":
+    def read(self, recipe: str, *more: str) -> Recipe:
         """Returns a recipe with all changes, and some more. Raises RecipeError."""
-        from fedseed.runs.recipe import read_recipe
-
         return read_recipe(recipe, [*self.changes, *more], self.plugins, self.trust_plugins)
 
 

@@ -26,7 +26,13 @@ from fedseed.cli.common import (
     say,
 )
 from fedseed.errors import FedseedError, RecipeError, StorageError
+from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
+from fedseed.extension import REGISTRIES
+from fedseed.randomness import BASES
+from fedseed.reports.partition import draw_partition, partition_statistics, partition_table
 from fedseed.reports.tables import plain_table
+from fedseed.runs.keys import find_keys, keys_of, near_key
+from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
 
 LISTED = Literal[
     "methods", "tasks", "metrics", "rewards", "aggregation", "trackers", "transports", "models", "bases", "recipes",
@@ -85,9 +91,6 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a recipe's key means: type, default, and which methods or tasks have it."""
-    from fedseed.runs.keys import find_keys, keys_of, near_key
-    from fedseed.runs.recipe import Recipe
-
     keys = keys_of(Recipe)
     found = find_keys(keys, key)
     if not found:
@@ -216,8 +219,6 @@ def partition(
     reading: Reading,
 ) -> None:
     """Say who holds what: each client's examples by label. Needs the data, no model."""
-    from fedseed.reports.partition import draw_partition, partition_statistics, partition_table
-
     task = reading.read(recipe).task
     if out is not None and out.suffix != ".png":
         raise RecipeError(f"--out {out}: the picture is a .png file")
@@ -268,26 +269,15 @@ def list_(
 def listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
     """Returns rows of texts (`HEADINGS` says of what), and a line for each entry point that is broken."""
     if what == "bases":
-        from fedseed.randomness import BASES
-
         return list(BASES.items()), []
     if what == "models":
         return models(), []
     if what == "keys":
-        from fedseed.runs.keys import keys_of
-        from fedseed.runs.recipe import Recipe
-
         return [(key.key, key.kind, key.default, ", ".join(key.of)) for key in keys_of(Recipe)], []
     if what == "sweeps":
-        from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
-
         return [(name, read_sweep(path).title) for name, path in packaged_sweeps().items()], []
     if what == "recipes":
-        from fedseed.runs.recipe import packaged_recipes, read_recipe
-
         return [(name, read_recipe(name).title) for name in packaged_recipes()], []
-    from fedseed.extension import REGISTRIES
-
     registry = REGISTRIES[what]
     rows: list[tuple[str, ...]] = []
     for name, thing, origin in registry.entries():  # what it says of itself, or the first line of its docstring

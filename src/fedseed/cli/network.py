@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -33,13 +33,19 @@ from fedseed.errors import NetworkError, RecipeError, plural
 from fedseed.federation.control import Status, read
 from fedseed.federation.protocol import listed
 from fedseed.metrics import metric_of, metric_title, shown_metrics
+from fedseed.orbit import Orbit
+from fedseed.reports.progress import Shown
+from fedseed.reports.prometheus import Exporter
+from fedseed.reports.results import read_summary
 from fedseed.reports.tables import privacy_spent
+from fedseed.runs.answers import FILE, read_answers
+from fedseed.runs.network import coordinate
+from fedseed.runs.recipe import Recipe, read_recipe, read_toml
+from fedseed.runs.spec import RunSpec
+from fedseed.tasks.data import OwnData
 from fedseed.transport import transport
 from fedseed.transport.base import Access, check_run
-
-if TYPE_CHECKING:
-    from fedseed.reports.prometheus import Exporter
-    from fedseed.runs.recipe import Recipe
+from fedseed.weights.heap import map_large
 
 STATUS_SECONDS = 5.0  # for a coordinator's answer
 KeyOption = Annotated[Path | None, typer.Option("--key", help="File with this side's NKEY seed.")]
@@ -58,7 +64,7 @@ class Reaching:
     key: KeyOption = None
     ca: CaOption = None
 
-    def reach(self, recipe: "Recipe", name: str) -> Access:
+    def reach(self, recipe: Recipe, name: str) -> Access:
         """Returns how to reach the server: the command line goes before the recipe. Raises RecipeError."""
         return recipe.federation.access(name, self.nats, self.key, self.ca)
 
@@ -72,12 +78,10 @@ class Figures:
     ] = None
     metrics_host: Annotated[str, typer.Option(help="The address for that. Default: this machine only.")] = "127.0.0.1"
 
-    def serve(self) -> "AbstractContextManager[Exporter | None]":
+    def serve(self) -> AbstractContextManager[Exporter | None]:
         """Serves the figures as long as the block lasts; None: nobody asked for them."""
         if self.metrics_port is None:
             return nullcontext()
-        from fedseed.reports.prometheus import Exporter
-
         exporter = Exporter(self.metrics_port, self.metrics_host)
         say(f"figures for Prometheus: http://{self.metrics_host}:{exporter.port}/metrics")
         return closing(exporter)
@@ -97,11 +101,6 @@ def serve(
     reading: Reading,
 ) -> None:
     """Coordinate a federation over NATS; start it again to go on after an interruption."""
-    from fedseed.reports.progress import Shown
-    from fedseed.reports.results import read_summary
-    from fedseed.runs.network import coordinate
-    from fedseed.weights.heap import map_large
-
     checked = reading.read(recipe)
     name = run_name(checked, recipe, reaching.run)
     folder = out or Path("runs") / name
@@ -128,8 +127,6 @@ def read_site(file: Path) -> dict[str, Any]:
     Raises:
         RecipeError: it can't be read, or has a key that is none of these options, or no path where one is expected.
     """
-    from fedseed.runs.recipe import read_toml
-
     said, known = read_toml(file, "--local "), (*SITE_PATHS, *SITE_WORDS)
     for key, value in said.items():
         if key not in known:
@@ -190,8 +187,6 @@ def _check_there(*paths: Path | None) -> None:
 @grouped
 def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: ReadingForDevice) -> None:
     """Take part in a federation over NATS, for one client or many."""
-    from fedseed.tasks.data import OwnData
-
     if not site.client:
         raise RecipeError('join: say for whom with --client NAME (repeatable; --client "*": for all)')
     checked = reading.read(recipe)
@@ -200,7 +195,6 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
     name = run_name(checked, recipe, reaching.run)
     own = OwnData(site.data, site.evaluation_file, site.evaluation)
     way = transport(reaching.reach(checked, site.client[0]), name)
-    from fedseed.reports.progress import Shown
     from fedseed.runs.joining import Loading, joining, keep, orbit_place  # torch from here on
 
     orbit = None if site.out is None else orbit_place(site.out)
@@ -257,8 +251,6 @@ def keys(
 
     name, recipe, own_data, clients = run, "recipe.toml", False, client
     if Path(run).suffix == ".toml":
-        from fedseed.runs.recipe import read_recipe
-
         checked = read_recipe(run)
         name, recipe, own_data = run_name(checked, run, named), run, checked.of_parties
         clients = client or checked.federation.clients
@@ -287,17 +279,12 @@ def verify(
     """Compute again what a run's record says that a client has sent, from its own data; 1: something was forged."""
     if sample != "all" and not (sample.isdecimal() and int(sample)):
         raise RecipeError(f'--sample {sample}: a whole number above 0, or "all"')
-    from fedseed.orbit import Orbit
-    from fedseed.runs.answers import FILE, read_answers
-
     _check_there(run, data)
     screen = Telling(as_json).screen()
     recipe = reading.read(str(run / "recipe.toml"))
     orbit, answers = Orbit.open(run / "model.orbit"), read_answers(run / FILE)
     from fedseed.runs.joining import Loading  # torch from here on
-    from fedseed.runs.spec import RunSpec
     from fedseed.runs.verification import verify as verified
-    from fedseed.tasks.data import OwnData
 
     hosted = Loading(recipe, client, own=None if data is None else OwnData(data))()
     drawn = secrets.randbits(63) if seed is None else seed
@@ -346,7 +333,7 @@ def _show(found: Any, names: Any, seed: int, screen: Any) -> None:
 # -- what the commands share ----------------------------------------------------------------------------------
 
 
-def run_name(recipe: "Recipe", source: str, given: str | None) -> str:
+def run_name(recipe: Recipe, source: str, given: str | None) -> str:
     """Returns a run's name: as given, as the recipe says, or that of the recipe's file."""
     return check_run(given or recipe.federation.run or Path(source).stem)
 

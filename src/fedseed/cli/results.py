@@ -13,8 +13,13 @@ import typer
 from rich.table import Table
 
 from fedseed.cli.common import JsonOption, Placing, PluginOption, Reading, answer, console, grouped, say, stepping
+from fedseed.durable import write_whole
 from fedseed.errors import FedseedError, RecipeError, plural, to_install
+from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
 from fedseed.reports.progress import Screen
+from fedseed.reports.results import read_summary
+from fedseed.reports.view import view_folder
+from fedseed.tasks.files import read_records
 from fedseed.text import clean
 
 if TYPE_CHECKING:
@@ -180,8 +185,6 @@ def _prompts(prompt: str | None, file: Path | None, chat: bool) -> Iterator[str 
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"--file {file}: can't be read: {getattr(error, 'strerror', None) or error}") from error
     else:
-        from fedseed.tasks.files import read_records
-
         for row in read_records(file):
             if "messages" in row.values:
                 if not chat:
@@ -265,11 +268,7 @@ def report(
     ] = None,
 ) -> None:
     """Write a page about a run, or about several side by side: one file, to be opened or sent to somebody."""
-    from fedseed.durable import write_whole
-    from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
-    from fedseed.reports.pages import comparison_page, run_page
-    from fedseed.reports.results import read_summary
-    from fedseed.reports.view import view_folder
+    from fedseed.reports.pages import comparison_page, run_page  # Jinja and Matplotlib take a while to import
 
     folders = _run_folders(runs)
     if out is not None and out.suffix not in (".html", ".htm"):
