@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedseed.errors import FedseedError, RecipeError
+from fedseed.models import adapters
+from fedseed.models.heads import Head
+from fedseed.models.loading import PACKAGED, load_model
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
+from fedseed.orbit.replay import equip, replay
 from fedseed.reports.results import best_rounds, read_lines, read_summary
 from fedseed.runs.equipment import equipped, evaluation_of
 from fedseed.runs.folder import CHAT_TEMPLATE
@@ -121,8 +125,6 @@ def open_tuned(
             given = "--upto" if upto is not None else "--base"
             raise RecipeError(f"{given}: {source.name} is a model as it is, neither a run nor an orbit")
         return Tuned(*_as_it_is(source.model, device), None, None)
-    from fedseed.orbit.replay import equip, replay
-
     if source.orbit is not None:
         path, orbit = source.orbit, Orbit.open(source.orbit)
         about: tuple[int, str, int | None] = orbit.last, path.name, orbit.size
@@ -174,9 +176,6 @@ def base_of(header: Header, path: Path, base: str | None = None, device: str = "
     Raises:
         RecipeError: it is not found.
     """
-    from fedseed.models.heads import Head
-    from fedseed.models.loading import PACKAGED, load_model
-
     head = Head(header.classes, header.seed) if header.classes else None
     if base is not None:
         return load_model(base, header.dtype, head=head, device=device)
@@ -194,9 +193,6 @@ def base_of(header: Header, path: Path, base: str | None = None, device: str = "
 
 def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
     """Loads a model's folder or name; an adapter's folder, with the base that it names."""
-    from fedseed.models import adapters
-    from fedseed.models.loading import load_model
-
     folder = Path(place).expanduser()
     config, dtype = folder / "adapter_config.json", None
     if not config.is_file():
