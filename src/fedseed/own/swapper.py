@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from fedseed.errors import OrbitError
+from fedseed.models.loading import choose_trainable, load_model
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.replay import catch_up, check_base, digest_of_base, space_of
+from fedseed.runs.tuned import find_source, open_tuned
 from fedseed.weights.space import ParameterSpace
 
 
@@ -26,8 +28,6 @@ def from_orbit(path: str | Path, base: str | None = None, upto: int | None = Non
         RecipeError: there is no such file, or its base is not found.
         OrbitError: it is damaged, or of another base.
     """
-    from fedseed.runs.tuned import find_source, open_tuned
-
     return open_tuned(find_source(str(path)), base, upto, device).model
 
 
@@ -52,8 +52,6 @@ class Swapper:
         self, base: str | torch.nn.Module, orbits: Mapping[str, str | Path] | None = None, keep: int = 0,
         dtype: str = "float32", device: str = "cpu",
     ) -> None:  # fmt: skip
-        from fedseed.models.loading import load_model
-
         self.tokenizer: Any = None
         if isinstance(base, str):
             base, self.tokenizer = load_model(base, dtype, device=device)
@@ -138,8 +136,6 @@ class Swapper:
 
     def _space_for(self, header: Header) -> ParameterSpace:
         """Returns the space of what an orbit tunes, with a copy of the base; orbits that tune the same share one."""
-        from fedseed.models.loading import choose_trainable
-
         key = header.layout, header.trainable, header.digest_kind
         if key not in self._spaces:
             for parameter in self.model.parameters():

@@ -30,7 +30,7 @@ from fedseed.orbit.file import scan, write_orbit
 from fedseed.registry import INCIDENTAL
 from fedseed.reports.results import RoundLine, read_summary
 from fedseed.runs.keys import own_fields
-from fedseed.runs.recipe import Recipe, find_beside
+from fedseed.runs.recipe import Recipe, find_beside, read_toml
 from fedseed.runs.spec import RunSpec
 from fedseed.text import flat
 
@@ -61,10 +61,9 @@ def discard(path: Path) -> None:
     if (path / "log.txt").exists():
         there.insert(1, path / "log.txt")
     there[1:1] = sorted(path.glob("kept-*.npz"))  # of an aggregation rule that remembers
-    try:
-        recipe = tomllib.loads((path / "recipe.toml").read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        recipe = {}
+    recipe: dict[str, Any] = {}
+    with suppress(RecipeError):
+        recipe = read_toml(path / "recipe.toml")
     if not {"rounds", "method"} <= recipe.keys():
         names = ", ".join(file.name for file in there)
         raise FedseedError(f"{path} is no run's folder (no recipe.toml of one), but has {names}: nothing is deleted")
@@ -249,13 +248,8 @@ def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> N
     Raises:
         RecipeError: it is another one; names the key and both values.
     """
-    file = path / "recipe.toml"
-    try:
-        written = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{file}: not valid TOML: {error}") from error
-    find_beside(written, Path.cwd())  # as the one given has them
-    tables = [written, tomllib.loads(recipe)]
+    tables = [read_toml(path / "recipe.toml"), tomllib.loads(recipe)]
+    find_beside(tables[0], Path.cwd())  # as the one given has them
     with suppress(ValidationError):  # of a plug-in that is not there any more, say: they are compared as they stand
         # with the defaults of keys that an earlier fedseed did not have
         tables = [Recipe.model_validate(table).model_dump(exclude_none=True) for table in tables]
@@ -313,7 +307,7 @@ def extend(settings: RunSpec) -> str | None:
     if orbit is not None and orbit.header.first > 1:
         raise OrbitError(f"{path / 'model.orbit'} is compacted: a run can't go on from it")
     file = path / "recipe.toml"
-    if file.is_file() and (recipe := tomllib.loads(file.read_text(encoding="utf-8"))).get("rounds") != settings.rounds:
+    if file.is_file() and (recipe := read_toml(file)).get("rounds") != settings.rounds:
         write_whole(file, tomli_w.dumps({**recipe, "rounds": settings.rounds}).encode())
     _take_back_evaluation(path / "metrics.jsonl", settings)
     if orbit is not None and damage is None:  # its end goes, and the last digest if a longer run has none there

@@ -10,7 +10,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedseed.errors import FedseedError, OrbitError, RecipeError
 from fedseed.federation.coordinator import Coordinator
@@ -19,6 +20,7 @@ from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import listed
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model
+from fedseed.orbit.signature import private_key
 from fedseed.privacy import mechanism_of
 from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Progress, Silent
@@ -29,9 +31,6 @@ from fedseed.tasks.data import OwnData, TaskData
 from fedseed.text import shown
 from fedseed.transport.base import Transport
 from fedseed.transport.subjects import name_problem
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 ORBIT = "model.orbit"
 
@@ -144,7 +143,7 @@ class Loading:
         return lambda model: made()(model) if self.recipe.evaluates else {}
 
 
-def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> "dict[str, Ed25519PrivateKey]":
+def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> dict[str, Ed25519PrivateKey]:
     """Returns the keys that sign for clients in secure sums, by name; none, if the recipe has nobody's public key.
 
     Args:
@@ -167,8 +166,6 @@ def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> "di
             f"secure_sums.identities: where is the private key of {clients[0]}? --identity FILE, as "
             "`fedseed orbit keygen` has written it"
         )
-    from fedseed.orbit.signature import private_key
-
     found = {}
     for name in clients:
         path = Path(str(file).replace("{name}", name)).expanduser()
