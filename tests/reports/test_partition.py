@@ -5,7 +5,7 @@ from PIL import Image
 from rich.console import Console
 
 from fedseed.reports import plots
-from fedseed.reports.partition import draw_partition, partition_statistics, partition_table
+from fedseed.reports.partition import partition_statistics, partition_table
 from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.tasks.partition import Dirichlet
 
@@ -54,7 +54,7 @@ def test_the_picture_shows_every_example(tmp_path, monkeypatch):
     held = dealt(Dirichlet(alpha=0.1, minimum=0), 8, TEN)
     drawn, save = [], plots.save
     monkeypatch.setattr(plots, "save", lambda figure, *rest: (drawn.append(figure), save(figure, *rest)))
-    draw_partition(held, "a title", tmp_path / "picture.png")
+    plots.draw_partition(held, "a title", tmp_path / "picture.png")
     figure = drawn[0]
     axes = figure.axes[0]
     sums = [sum(bar.get_height() for bar in container) for container in axes.containers]

@@ -29,7 +29,7 @@ from fedseed.errors import FedseedError, RecipeError, StorageError
 from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
 from fedseed.extension import REGISTRIES
 from fedseed.randomness import BASES
-from fedseed.reports.partition import draw_partition, partition_statistics, partition_table
+from fedseed.reports.partition import partition_statistics, partition_table
 from fedseed.reports.tables import plain_table
 from fedseed.runs.keys import find_keys, keys_of, near_key
 from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
@@ -230,6 +230,8 @@ def partition(
     for text in data.notes:
         shown.print(text, highlight=False)
     if out is not None:
+        from fedseed.reports.plots import draw_partition  # Matplotlib takes a second to import
+
         out.parent.mkdir(parents=True, exist_ok=True)
         title, dealt = str(task.name), getattr(task, "partition", None)
         if dealt is not None:  # "dolly-15k, dirichlet: alpha = 0.5, minimum = 10"

@@ -1,4 +1,4 @@
-"""Draws charts with Matplotlib: as PNG files, and as SVG for pages."""
+"""Draws charts and who holds what with Matplotlib: as PNG files, and as SVG for pages."""
 
 import re
 import warnings
@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from markupsafe import Markup, escape
-from matplotlib import font_manager
+from matplotlib import colormaps, font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedseed.reports.charts import Axis, Panel, Series
+from fedseed.reports.partition import SHOWN_CLIENTS, PartitionStatistics
+from fedseed.text import shown
 
 # twelve colours that stay apart also for colour-blind readers, and the same before a dark ground
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288", "#44AA99", "#999933",
@@ -30,6 +32,7 @@ MARKERS = ("o", "s", "^", "D")
 SOFT, FAINT = "#5a6472", "#dfe3e8"  # texts and axes; the grid
 MOST_POINTS = 600  # points of a line; more can't be told apart
 MARKED = 60  # a line with at most so many points shows them
+SHORT = 28  # characters of a name
 ROWS = 4  # with more of them a picture is made of fewer pixels: thirty panels are 200 kB
 UNITS = {"": "", "bytes": "B", "s": "s"}
 SHADES = 256  # colours of a picture; with all that there could be it would be three times as large
@@ -204,3 +207,53 @@ def probabilities(found: NDArray[np.floating]) -> Panel:
     title = f"most to least likely: {relative[0] / relative[-1]:.2f} times"
     points = [(float(rank), float(value)) for rank, value in enumerate(relative, start=1)]
     return Panel(title, [Series("", points)], Axis("candidate, by rank"), Axis("probability times K"), 1.0)
+
+
+def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
+    """Draw stacked bars of each client by label: how many, and which share.
+
+    Many clients are put in the order of their most frequent label and its share, so that the whole can be read.
+
+    Args:
+        held: who holds what.
+        title: above the picture.
+        path: PNG file to write.
+    """
+    many = len(held.clients) > SHOWN_CLIENTS
+    shares = held.counts / np.maximum(held.sizes, 1)[:, None]
+    top = np.where(held.sizes > 0, shares.argmax(axis=1), len(held.labels))  # clients with nothing come last
+    order = np.lexsort((-shares.max(axis=1), top)) if many else np.arange(len(held.clients))
+    labelled = held.labels != ("",)
+    figure = Figure(figsize=(8.5, 5.4 if labelled else 3))
+    axes = figure.subplots(2 if labelled else 1, 1, squeeze=False, sharex=True)
+    few = len(held.labels) <= len(COLOURS)
+    colours = COLOURS if few else colormaps["turbo"](np.linspace(0.02, 0.98, len(held.labels)))
+    x = np.arange(len(held.clients))
+    for row, (values, heading) in enumerate(((held.counts, "examples"), (100 * shares, "share, %"))[: len(axes)]):
+        bottom = np.zeros(len(x))
+        for i, label in enumerate(held.labels):
+            each = values[order, i]
+            # without a gap between many bars, and no edges: they would be wider than the bars
+            axes[row][0].bar(x, each, 1.0 if many else 0.85, bottom, color=colours[i], label=label, linewidth=0)
+            bottom += each
+        axes[row][0].set_ylabel(heading)
+        axes[row][0].yaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes[row][0].set_xlim(-0.6, len(x) - 0.4)
+        axes[row][0].grid(axis="x", visible=False)
+    last = axes[-1][0]
+    if many:
+        last.set_xlabel(f"{len(x):,} clients" + (", by their most frequent label" if labelled else ""))
+        last.set_xticks([])
+    else:
+        crowded = len(x) * max(map(len, held.clients)) > 80
+        last.set_xticks(x, [shown(name, SHORT) for name in held.clients], rotation=90 if crowded else 0, fontsize=8)
+    if len(axes) > 1:
+        axes[1][0].set_ylim(0, 100)
+    axes[0][0].set_title(f"{title} (mixtures {held.skew:.2f} apart)" if labelled else title, loc="left")
+    if labelled and few:
+        handles, names = axes[0][0].get_legend_handles_labels()
+        legend = [shown(name, SHORT) for name in names[::-1]]
+        figure.legend(handles[::-1], legend, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    elif labelled:
+        figure.text(1.0, 0.5, f"{len(held.labels):,} labels,\na colour each", fontsize=8, va="center")
+    save(figure, path)
