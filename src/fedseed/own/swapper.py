@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from fedseed.errors import OrbitError
-from fedseed.models.loading import choose_trainable, load_model
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.replay import catch_up, check_base, digest_of_base, space_of
 from fedseed.runs.tuned import find_source, open_tuned
@@ -52,6 +51,8 @@ class Swapper:
         self, base: str | torch.nn.Module, orbits: Mapping[str, str | Path] | None = None, keep: int = 0,
         dtype: str = "float32", device: str = "cpu",
     ) -> None:  # fmt: skip
+        from fedseed.models.loading import load_model
+
         self.tokenizer: Any = None
         if isinstance(base, str):
             base, self.tokenizer = load_model(base, dtype, device=device)
@@ -136,6 +137,8 @@ class Swapper:
 
     def _space_for(self, header: Header) -> ParameterSpace:
         """Returns the space of what an orbit tunes, with a copy of the base; orbits that tune the same share one."""
+        from fedseed.models.loading import choose_trainable  # brings transformers, once it is known what is served
+
         key = header.layout, header.trainable, header.digest_kind
         if key not in self._spaces:
             for parameter in self.model.parameters():

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.models import adapters
 from fedseed.models.heads import Head
-from fedseed.models.loading import PACKAGED, load_model
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
@@ -176,6 +175,8 @@ def base_of(header: Header, path: Path, base: str | None = None, device: str = "
     Raises:
         RecipeError: it is not found.
     """
+    from fedseed.models.loading import PACKAGED, load_model  # brings transformers, once it is known what is opened
+
     head = Head(header.classes, header.seed) if header.classes else None
     if base is not None:
         return load_model(base, header.dtype, head=head, device=device)
@@ -193,6 +194,8 @@ def base_of(header: Header, path: Path, base: str | None = None, device: str = "
 
 def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
     """Loads a model's folder or name; an adapter's folder, with the base that it names."""
+    from fedseed.models.loading import load_model
+
     folder = Path(place).expanduser()
     config, dtype = folder / "adapter_config.json", None
     if not config.is_file():
