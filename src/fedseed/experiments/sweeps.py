@@ -88,11 +88,8 @@ class SweepRun(_Table):
         Args:
             each: further keys and their values.
         """
-        wanted = {**self.each, **(each or {})}
-        if not wanted:
-            return [self]
         made = []
-        for point in _combinations(wanted):
+        for point in _combinations({**self.each, **(each or {})}):
             label = _joined(self.label, *map(_short, point))
             made.append(self.model_copy(update={"label": label, "set": [*self.set, *point], "each": {}}))
         return made

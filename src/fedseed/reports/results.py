@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -142,9 +142,8 @@ def best_rounds(lines: Sequence[RoundLine]) -> dict[str, dict[str, Any]]:
     found = {}
     for name in lines[0].metrics if lines else ():
         sign = 1.0 if lower_is_better(name) else -1.0
-        measured = [(line.round, line.metrics[name]) for line in lines if name in line.metrics]
-        ordered = [(sign * value, number, value) for number, value in measured if not isnan(value)]
-        if ordered:
-            _, number, value = min(ordered, key=lambda one: one[:2])
-            found[name] = {"round": number, "value": value}
+        measured = [line for line in lines if not isnan(line.metrics.get(name, nan))]
+        if measured:
+            best = min(measured, key=lambda line: sign * line.metrics[name])  # the first of equal ones
+            found[name] = {"round": best.round, "value": best.metrics[name]}
     return found
