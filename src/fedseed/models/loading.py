@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig
 
 from fedseed.errors import RecipeError, closest, to_install
+from fedseed.models import PACKAGED
 from fedseed.models.architectures import LOADERS, Architecture, architecture_of
 from fedseed.models.foreign import check_files, own_code
 from fedseed.models.heads import Head
@@ -27,7 +28,6 @@ from fedseed.text import first_line, listed
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 PATIENCE_SECONDS = 10.0  # for the hub's one answer: its client would try for most of a minute
 MOST_LAYERS = 4096  # of a configuration: a model of more would be made until the memory is full
-PACKAGED = ("small", "words", "digits")  # the project's own bases: two language models, an image classifier
 
 
 def _problem(base: str, what: str) -> RecipeError:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from fedseed.models import PACKAGED
 from fedseed.orbit.header import Header
 from fedseed.text import clean
 
@@ -75,11 +76,7 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     total = facts.steps if facts.of is None else facts.of
     names = [name for name in facts.final if name in facts.baseline or not facts.baseline]
     auto = next((name for ending, name in AUTO.items() if kind.endswith(ending)), "AutoModelForCausalLM")
-    packaged = False
-    if form == "adapter":
-        from fedseed.models.loading import PACKAGED  # this imports torch, which whoever has a tuned model has
-
-        packaged = base in PACKAGED  # transformers does not know these bases
+    packaged = form == "adapter" and base in PACKAGED  # transformers does not know these bases
     upto = "" if total == facts.steps else f" --upto {facts.steps}"
     made = Environment(loader=PackageLoader("fedseed.orbit"), trim_blocks=True, undefined=StrictUndefined)
     made.filters.update(

@@ -13,6 +13,7 @@ from fedseed.attacks.labels import flip_labels
 from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
 from fedseed.methods import Method
+from fedseed.models import PACKAGED
 from fedseed.objectives.losses import Objective
 from fedseed.processes import warm
 from fedseed.reports.progress import Progress, shown_by
@@ -129,8 +130,6 @@ def build(
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
     """
-    from fedseed.models.loading import PACKAGED
-
     for tracker in recipe.tracking:
         tracker.check()
     if workers is not None and ray is None:

@@ -20,6 +20,7 @@ from fedseed.errors import RecipeError, closest
 from fedseed.federation.bounds import Bounds
 from fedseed.methods import Method, without_gradients
 from fedseed.methods.base import too_few
+from fedseed.models import PACKAGED
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
@@ -147,7 +148,7 @@ def find_beside(data: dict[str, Any], folder: Path) -> None:
         table = data.get(name)
         if not isinstance(table, dict) or not isinstance(place := table.get(key), str) or not place:
             continue
-        if name == "model" and (Path(str(files("fedseed"))) / "base" / place).is_dir():  # a packaged base's name
+        if name == "model" and place in PACKAGED:
             continue
         with suppress(OSError):  # no path at all
             there = folder / place

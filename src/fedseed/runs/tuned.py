@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.models import adapters
+from fedseed.models import PACKAGED, adapters
 from fedseed.models.heads import Head
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.card import Facts
@@ -175,7 +175,7 @@ def base_of(header: Header, path: Path, base: str | None = None, device: str = "
     Raises:
         RecipeError: it is not found.
     """
-    from fedseed.models.loading import PACKAGED, load_model  # brings transformers, once it is known what is opened
+    from fedseed.models.loading import load_model  # brings transformers, once it is known what is opened
 
     head = Head(header.classes, header.seed) if header.classes else None
     if base is not None:
