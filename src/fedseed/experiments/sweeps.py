@@ -39,7 +39,7 @@ from fedseed.actors import LIVES, Actor, Cluster
 from fedseed.durable import write_whole
 from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.metrics import lower_is_better, shown_metrics
-from fedseed.processes import start
+from fedseed.processes import COMMAND, start
 from fedseed.randomness.seed import Seed, check_seed
 from fedseed.registry import COMMANDS, one_line, resolve
 from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
@@ -429,6 +429,7 @@ def _run(heard: object, say: object, job: Job) -> RecipeError | str:
     log = os.open(job.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.environ.setdefault(COMMAND, "1")  # on a cluster's other machine, too
     try:
         from fedseed.reports.progress import Screen, Shown
         from fedseed.runs.assembly import build
