@@ -28,6 +28,7 @@ from fedseed.cli.common import (
 from fedseed.errors import FedseedError, RecipeError, StorageError
 from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
 from fedseed.extension import REGISTRIES
+from fedseed.models import PACKAGED
 from fedseed.randomness import BASES
 from fedseed.reports.partition import partition_statistics, partition_table
 from fedseed.reports.tables import plain_table
@@ -273,7 +274,7 @@ def listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
     if what == "bases":
         return list(BASES.items()), []
     if what == "models":
-        return models(), []
+        return [(name, about, "comes with fedseed") for name, about in PACKAGED.items()], []
     if what == "keys":
         return [(key.key, key.kind, key.default, ", ".join(key.of)) for key in keys_of(Recipe)], []
     if what == "sweeps":
@@ -286,13 +287,3 @@ def listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
         about = getattr(thing, "about", None) or (thing.__doc__ or "").strip().partition("\n")[0]
         rows.append((name, str(about), origin))
     return rows, [f"{name}: {why}" for name, why in registry.broken().items()]
-
-
-def models() -> list[tuple[str, ...]]:
-    """Returns the bases that come with fedseed: name, meaning and where each is from."""
-    found: list[tuple[str, ...]] = []
-    for path in sorted(Path(str(files("fedseed") / "base")).glob("*/config.json")):
-        paragraphs = (path.parent / "README.md").read_text(encoding="utf-8").rpartition("---\n")[2].split("\n\n")
-        first = next(part for part in paragraphs if part.strip() and not part.lstrip().startswith(("#", "|")))
-        found.append((path.parent.name, " ".join(first.split()).partition(". ")[0], "comes with fedseed"))
-    return found
