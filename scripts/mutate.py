@@ -6,7 +6,7 @@
 mutmut (a development dependency) changes the code and runs the tests, in a copy of the tree under build/mutants. This
 script says which functions and tests belong together and prints what no test noticed and the table does not explain. It
 leaves out mistakes in texts alone, in what is raised beside its type, in `strict=`, `dtype=` and `astype`, which guard
-against a caller's mistake or say a default, and in devices, of which a processor has one. It exits with 1 if there is
+against a caller's mistake or say a default or a type, and in devices, of which a processor has one. It exits with 1 if there is
 any other.
 """
 
@@ -43,6 +43,7 @@ SAME = (  # what is left out of a comparison: texts, what is said of a mistake, 
     re.compile(r"""[rbf]*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')""", re.IGNORECASE),
     re.compile(r"raise \w+\(.*"),
     re.compile(r",? ?\b(strict|dtype)=[\w.]+,?|\.astype\([\w.\"<]*\)|,? *(?=\))"),
+    re.compile(r"\bcast\(\w+, "),
     re.compile(r"\.reshape\(-[12]"),  # any negative length is that of the rest
     re.compile(r"\.to\((None|[\w.]+\.device)\)|,? ?\bdevice=[\w.]*|kernels\.current\([\w.]*\)"),  # of one device
 )

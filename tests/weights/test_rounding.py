@@ -41,7 +41,7 @@ def test_a_tensor_and_its_pieces_are_written_as_arrays_are_rounded(dtype, draws,
     count, rng = 50_001, np.random.default_rng(2)
     values = rng.integers(0, 2**32, count, dtype=np.uint32).view(np.float32).copy()
     values[8:20_000] = rng.normal(size=19_992) * 2.0 ** -rng.integers(0, 60, 19_992)
-    values[:8] = 0.0, -0.0, np.inf, -np.inf, np.nan, 65_519.0, 1e-45, -1e-45
+    values[:9] = 0.0, -0.0, np.inf, -np.inf, np.nan, 65_519.0, 1e-45, -1e-45, np.finfo(np.float32).max
     words = kernels.load("reference").element_words(5, Domain.ROUNDING, 9, 77, 77 + count)
     with np.errstate(all="ignore"):
         expected = torch.from_numpy(stochastic(values, words, dtype)).to(getattr(torch, dtype))
