@@ -8,6 +8,7 @@ from fedseed.aggregation import (
     CentredClipping,
     Mean,
     Median,
+    TrimmedMean,
     geometry,
 )
 from fedseed.aggregation.base import Parts, Past
@@ -70,3 +71,5 @@ def test_momentum_keeps_a_part_of_the_last_outcome():
     np.testing.assert_allclose(outcome, [0.625, 0.75 * 1.5 + 0.25, 0.25])
     assert rule.needs_past == "momentum = 0.75" and CentredClipping().needs_past is None
     assert Median().combine_parts and not Median.remembers
+    said = 'aggregation.name = "trimmed-mean", liars = 2 needs 5 answers, and there are 4'
+    assert TrimmedMean(liars=2).shortage(4) == said

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedseed.aggregation import RULES, Mean, Median
+from fedseed.aggregation.base import AggregationRule, Past, padded
 from fedseed.methods.base import Answer, Answers
 
 VECTORS = [np.array([1.0, -2.0, 3.0]), np.array([4.0, 0.5, -1.0]), np.array([1e9, 1e9, -1e9])]
@@ -50,7 +51,16 @@ def test_the_mean_adds_one_client_after_the_other(clients, length, seed):
     assert Mean().combine(vectors, weights).tobytes() == total.tobytes()
 
 
+@pytest.mark.parametrize("rule", [Mean, AggregationRule])
+def test_a_vector_in_parts_has_the_mean_of_the_whole(rule):
+    parts = [[v[:1].astype(np.float32) for v in VECTORS], [v[1:] for v in VECTORS]]
+    combined = list(rule.combine_parts(Mean(), parts, WEIGHTS, Past()))
+    assert np.concatenate(combined).tolist() == Mean().combine(VECTORS, WEIGHTS).tolist()
+    assert {part.dtype for part in combined} == {np.dtype(np.float64)}
+
+
 def test_sparse_vectors_are_zero_elsewhere_for_the_median():
     indices = [np.array([0]), np.array([0]), np.array([1])]
     values = [np.array([5.0]), np.array([3.0]), np.array([9.0])]
+    assert [v.tolist() for v in padded([np.ones(1), np.ones(3)])] == [[1, 0, 0], [1, 1, 1]]
     np.testing.assert_array_equal(accumulate(Median(), np.zeros(2), indices, values, [1 / 3] * 3), [3.0, 0.0])

@@ -59,7 +59,7 @@ def test_loss_guard_skips_and_counts():
     assert "the loss guard allows" in result.metrics[1]["skipped"][0]["reason"]
     half = FedKSeed(**QUICK, candidates=64, steps=10, clip=2e-3)
     summary = federation(half, rounds=2, evaluate_every=1).run().summary
-    assert 0 < summary["skipped_steps"] < 100
+    assert 0 < summary["skipped_steps"] < 100 and half.problem(half.clip, 0.0) is None
     with pytest.raises(NonFiniteError):
         half.quotients([float("inf")], [float("inf")], 1.0)
 
@@ -126,15 +126,16 @@ def test_fedkseed_steps_from_the_base_are_its_steps_with_the_plans_accumulator_i
     assert len(set(found[0].indices)) < 12  # some more than once
 
 
-def test_fedkseeds_local_steps_are_rounded_by_numbers_of_the_clients_own():
+def test_fedkseeds_local_steps_have_the_rounds_rate_and_are_rounded_by_numbers_of_the_clients_own():
     class Noted(LocalClient):
         def apply(self, change):
-            noted.append(change.rounding)
+            noted.append((change.scale, change.rounding))
 
-    noted, method = [], FedKSeed(**QUICK, candidates=8, steps=3, small_steps="stochastic")
+    noted, method = [], FedKSeed(**QUICK, candidates=8, steps=3, small_steps="stochastic", schedule=LINEAR)
     client = Noted(ParameterSpace(model()), OBJECTIVE, data(1)[0][0], 3, 2, 4)
     method.train(state := method.start(LAYOUT, 3), plan(method, state, 2), client)
-    assert noted == [(derive(3, Domain.CLIENT_SEED, 2, 4), number) for number in (1, 2, 3)]
+    rate, seed = 0.75 * method.learning_rate, derive(3, Domain.CLIENT_SEED, 2, 4)
+    assert noted == [(-rate, (seed, number)) for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

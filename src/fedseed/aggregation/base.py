@@ -28,9 +28,9 @@ class Parts(Iterable[Part]):
         return self.make()
 
 
-def padded(part: Part, least: int = 0) -> Part:
-    """Returns vectors filled up with zeros to the length of the longest, or to `least`."""
-    longest = max(least, *map(len, part))
+def padded(part: Part) -> Part:
+    """Returns vectors filled up with zeros to the length of the longest."""
+    longest = max(map(len, part))
     return [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in part]
 
 
