@@ -4,10 +4,10 @@
     python scripts/mutate.py rounding stream     these
 
 mutmut (a development dependency) changes the code and runs the tests, in a copy of the tree under build/mutants. This
-script says which functions and tests belong together and prints what no test noticed and the table does not explain. It
-leaves out mistakes in texts alone, in what is raised beside its type, in `strict=`, `dtype=`, `astype` and `cast`, which
-guard against a caller's mistake or say a default or a type, and in devices, of which a processor has one. It exits with
-1 if there is any other.
+script says which functions and tests belong together and prints what no test noticed and the table does not explain.
+It leaves out mistakes in texts alone, in what is raised beside its type, in `strict=`, `dtype=`, `astype` and `cast`,
+which guard against a caller's mistake or say a default or a type, and in devices, of which a processor has one. It
+exits with 1 if there is any other.
 """
 
 import argparse

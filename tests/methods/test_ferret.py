@@ -308,7 +308,7 @@ def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, 
         np.testing.assert_allclose(counts, 90 * share / share.sum(), atol=1)
 
 
-@pytest.mark.parametrize(("size", "scalars"), [(2800, "bit"), ("28kB", "bit"), ("300 kB", "float32")])
+@pytest.mark.parametrize(("size", "scalars"), [(2800, "bit"), ("2800B", "bit"), ("28kB", "bit"), ("300 kB", "float32")])
 def test_a_budget_of_bytes_is_what_a_client_sends(size, scalars):
     method = Ferret(bytes=size)
     layout = Layout((TensorEntry("w", (100_000,), "float32"),), (0, 100_000))
