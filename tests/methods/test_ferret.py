@@ -7,7 +7,8 @@ from torch.nn.functional import cross_entropy
 
 from fedseed import Basis, Ferret, ParameterSpace
 from fedseed.errors import MessageError, NonFiniteError
-from fedseed.methods.ferret import Coefficients, CoefficientStep
+from fedseed.methods import ferret
+from fedseed.methods.ferret import Coefficients, CoefficientStep, to_bytes
 from fedseed.methods.payload import About
 from fedseed.objectives.losses import Supervised
 from fedseed.orbit.header import chosen
@@ -82,14 +83,17 @@ def test_block_wise_reconstruction_is_unbiased(basis, allocation):
     assert (np.abs(np.mean(along, axis=0) - 1) < 4 * error + 1e-3).all()
 
 
-@pytest.mark.parametrize("basis", ["normal", "truncated_normal", "rademacher", "hadamard"])
-def test_exact_is_the_least_squares_solution(basis):
+@pytest.mark.parametrize("basis", ["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"])
+def test_exact_is_the_least_squares_solution(basis, monkeypatch):
+    monkeypatch.setattr(ferret, "GRAM_PIECE", 100)  # blocks in several pieces
+    monkeypatch.setattr(ferret, "EXACT_LIMIT", 6)  # as many as there are of each block
     method = Ferret(directions=24, basis=basis, allocation="uniform", exact=True)
     state, target = method.start(LAYOUT, 1), delta()
     drawn = Basis(basis, 7, size=24)
     gammas = coefficients(method, state, drawn, target, space())
     for gamma, a, b in zip(gammas, BOUNDARIES[:-1], BOUNDARIES[1:], strict=True):
-        v = np.stack([drawn.direction(k, a, b, b - a) for k in range(len(gamma))], axis=1).astype(np.float64)
+        v = [drawn.direction(k, a, b, b - a, LAYOUT.matrices) for k in range(len(gamma))]
+        v = np.stack(v, axis=1).astype(np.float64)
         best = np.linalg.lstsq(v, target[a:b].astype(np.float64), rcond=None)[0]
         np.testing.assert_allclose(gamma, best, rtol=2e-4, atol=2e-4 * np.abs(best).max())
 
@@ -144,6 +148,9 @@ def test_wrong_updates_are_refused():
         method.decode_update(state, 2, good.encode())  # an old round's seed
     with pytest.raises(MessageError, match="2 parts"):
         method.decode_step(state, good.encode() * 2)
+    with pytest.raises(ValueError, match="directions = 3: the model has 4 blocks"):
+        Ferret(directions=3, allocation="size").start(LAYOUT, 1)
+    assert Ferret(directions=4, allocation="size").start(LAYOUT, 1) == Ferret(directions=3).start(LAYOUT, 1)
 
 
 @pytest.mark.parametrize(
@@ -308,8 +315,9 @@ def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, 
         np.testing.assert_allclose(counts, 90 * share / share.sum(), atol=1)
 
 
-@pytest.mark.parametrize(("size", "scalars"), [(2800, "bit"), ("2800B", "bit"), ("28kB", "bit"), ("300 kB", "float32")])
+@pytest.mark.parametrize(("size", "scalars"), [(2800, "bit"), ("28kB", "bit"), ("300 kB", "float32")])
 def test_a_budget_of_bytes_is_what_a_client_sends(size, scalars):
+    assert [to_bytes(text) for text in ("7B", "28kB", "1.5 MB")] == [7, 28_000, 1_500_000]
     method = Ferret(bytes=size)
     layout = Layout((TensorEntry("w", (100_000,), "float32"),), (0, 100_000))
     state, gamma = method.start(layout, 1), np.ones(method.directions, dtype=np.float32)
