@@ -104,9 +104,6 @@ class Answers(Sequence[Answer]):
     def __getitem__(self, index: Any) -> Any:
         return self.answers[index]
 
-    def __iter__(self) -> Iterator[Answer]:
-        return iter(self.answers)
-
     @property
     def updates(self) -> list[Any]:
         """Returns the updates alone."""
