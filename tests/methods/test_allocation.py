@@ -54,6 +54,15 @@ def test_the_rules_look_at_what_they_should():
     assert counts("uniform", 10) == [4, 3, 3]
 
 
+def test_coefficients_are_products_over_their_number_and_the_entries_variance():
+    """Eqs. 6 and 8: gamma_l = V_l^T Delta_l / (rho_l K_l)."""
+    method = Ferret(basis="truncated_normal")
+    basis, products = method.directions_of(3), [np.float32([6, 3]), np.float32([1]), np.float32([2, 2, 2, 4])]
+    found = method.scaled(method.start(LAYOUT, 1), basis, products)
+    for gamma, product, size in zip(found, products, SIZES, strict=True):
+        np.testing.assert_allclose(gamma, product / (basis.variance(size) * len(product)), rtol=1e-6)
+
+
 def test_norms_from_scalars():
     """|Delta_l| = sqrt(sum over parts of rho_l K_l |gamma_l|^2)."""
     parts = [[np.array([3.0, 4.0], np.float32), np.array([1.0], np.float32)], [np.array([1.0], np.float32)] * 2]
