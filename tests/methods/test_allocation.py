@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedseed import Ferret
+from fedseed import Basis, Ferret
 from fedseed.methods.ferret import Coefficients, CoefficientStep, estimated_norms, proportional
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -57,6 +57,7 @@ def test_the_rules_look_at_what_they_should():
 def test_coefficients_are_products_over_their_number_and_the_entries_variance():
     """Eqs. 6 and 8: gamma_l = V_l^T Delta_l / (rho_l K_l)."""
     method = Ferret(basis="truncated_normal")
+    assert Ferret(basis="lowrank", basis_rank=3).directions_of(5) == Basis("lowrank", 5, 200, 3)
     basis, products = method.directions_of(3), [np.float32([6, 3]), np.float32([1]), np.float32([2, 2, 2, 4])]
     found = method.scaled(method.start(LAYOUT, 1), basis, products)
     for gamma, product, size in zip(found, products, SIZES, strict=True):

@@ -188,6 +188,7 @@ def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_
         for done in range(3):  # what a step's rounding is drawn by differs from step to step
             assert kept.change(state, step).rounding == (expected, done if seeds == "fixed" else 0)
             state = kept.advance(state, step)
+            assert state.previous is step
 
 
 @pytest.mark.parametrize(("allocation", "most"), [("size", None), ("norm", [12] * 4), ("sqrt", [12] * 4)])
