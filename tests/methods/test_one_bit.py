@@ -11,7 +11,8 @@ from hypothesis.extra.numpy import arrays
 from fedseed import Ferret
 from fedseed.errors import MessageError
 from fedseed.methods.ferret import BitCoefficients, BitStep
-from fedseed.methods.one_bit import magnitude
+from fedseed.methods.one_bit import RaggedBits, magnitude
+from fedseed.methods.payload import Content
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
 
@@ -47,6 +48,7 @@ def test_magnitudes_and_bytes_by_hand():
     """Zeros stay zeros and count as positive; three blocks, whose bits follow one another without a gap."""
     assert one_bit(np.float32([3, -1, 0])).tolist() == [2.5, -2.5, 2.5]
     assert one_bit(np.float32([-0.25, -0.75])).tolist() == [-0.625, -0.625] and magnitude(np.float32([-1])) == 1
+    assert RaggedBits("most").held([np.ones(3), np.ones(2)], 0) == Content(scalars=2, bits=5)
     assert one_bit(np.zeros(2, dtype=np.float32)).tolist() == [0, 0] == [magnitude(np.zeros(0)), 0]
     layout = Layout((TensorEntry("w", (60,), "float32"),), (0, 20, 40, 60))
     state = METHOD.start(layout, 1)
