@@ -144,7 +144,10 @@ def rewards(folder):
 PAGES = {
     "README.md": (None, {"recipe.toml": SHORT}),
     "api.md": (None, {}),
-    "choosing.md": (new, {"recipe.toml": ["rounds=1", *SHORT[1:]]}),
+    "choosing.md": (
+        new,
+        {"recipe.toml": ["rounds=1", *SHORT[1:]], "small-mezo": ["rounds=2", "evaluation.every=2", SHORT[2]]},
+    ),
     "commands.md": (commands, {"quickstart-ferret": SMALL}),
     "data.md": (data, {"chats.toml": ["method.training.steps=1"]}),
     "evolution.md": (

@@ -118,10 +118,15 @@ def test_paths_begin_at_the_recipe(tmp_path, monkeypatch):
     read, elsewhere = read_recipe("site/data.toml"), read_recipe("site/other.toml")
     assert (read.task.path, read.model.base) == (str(site / "data"), "small")
     assert (elsewhere.task.path, elsewhere.model.base) == (str(tmp_path / "other"), "site/mine")
+    assert read_recipe("data/../site/data.toml").task.path == str(site / "data")
     assert read_recipe("site/data.toml", ["task.path=data"]).task.path == str(tmp_path / "data")  # typed: from here
     (tmp_path / "run").mkdir()  # of an earlier fedseed, which kept paths as they were given
     (tmp_path / "run" / "recipe.toml").write_text((site / "data.toml").read_text().replace('"data"', '"site/data"'))
     compare_recipes(tmp_path / "run", read.to_toml())
+    (tmp_path / "run" / "recipe.toml").write_text(elsewhere.to_toml())
+    compare_recipes(tmp_path / "run", elsewhere.to_toml().replace('"site/mine"', '"mine"'))  # resumed from elsewhere
+    with pytest.raises(RecipeError, match=r"model\.base is 'site/mine' there, 'other' here"):
+        compare_recipes(tmp_path / "run", elsewhere.to_toml().replace('"site/mine"', '"other"'))
 
 
 def test_overrides(recipe):

@@ -257,7 +257,7 @@ def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> N
     there, here = map(flat, tables)
     for key in dict.fromkeys([*there, *here]):
         values = there.get(key), here.get(key)
-        if key == "reward.function":  # not the folder of its file
+        if key in ("reward.function", "model.base"):  # not the folder of its file; a base is known by its digest
             values = str(values[0]).rpartition("/")[2], str(values[1]).rpartition("/")[2]
         if values[0] != values[1] and key not in apart and key not in besides:
             a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))

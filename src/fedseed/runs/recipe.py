@@ -153,7 +153,7 @@ def find_beside(data: dict[str, Any], folder: Path) -> None:
         with suppress(OSError):  # no path at all
             there = folder / place
             if there.exists() and name == "task":
-                table[key] = str(there.absolute())
+                table[key] = str(there.resolve())
             elif there.exists() and there.resolve() != Path(place).expanduser().resolve():
                 table[key] = str(there)
 
