@@ -86,6 +86,8 @@ def test_global_optimisers(kind):
     found, state = walked(method)
     np.testing.assert_allclose(found, w, atol=1e-5)
     assert state.done == 5 and state.squares.steps == 0
+    drawn = Ferret(server=kind, training={"small_steps": "stochastic"})
+    assert drawn.change(drawn.start(LAYOUT, 1), step).rounding == (step.parts[0].seed, 0)
 
 
 @pytest.mark.parametrize("kind", ["average", "momentum"])
