@@ -73,7 +73,9 @@ def test_how_large_it_is():
     about = About(method, method.start(LARGE, 1), "step")
     update = method.compressed(about.state, np.repeat(np.float32([1, 2, 4]), CHUNK)[:SIZE], 1)
     assert update.size(about) == pytest.approx((21 * CHUNK / SIZE) ** 0.5)
-    step = SignStep((replace(update, weight=0.25), replace(update, weight=-0.5)))
+    turned = update.with_numbers(-update.signs, about)
+    assert (turned.signs == -update.signs).all() and turned.scales is update.scales
+    step = SignStep(tuple(replace(update, weight=weight) for weight in (0.25, -0.5, 0.0)))
     assert step.size(about) == pytest.approx(0.75 * update.size(about)) and SignStep(()).size(about) == 0
     assert method.compressed(about.state, np.zeros(SIZE, np.float32), 1).size(about) == SMALLEST_MOVE
 
