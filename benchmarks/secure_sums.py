@@ -8,7 +8,9 @@ it: over one, a round has two exchanges more than without, and a round with new 
 """
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -17,9 +19,12 @@ from fedseed.federation.secure import count_words
 from fedseed.privacy.protection import summand
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.settings import SecureSums
-from fedseed.privacy.secure.summing import Summing, converse
+from fedseed.privacy.secure.summing import Summing
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.secure import converse
 
 RECIPES = {
     "ferret": ["small-ferret", "method.seeds=shared", "method.allocation=size", "method.training.steps=1"],

@@ -70,7 +70,7 @@ class Ask:
         """Ask about round 2; the line, and how long it took."""
         line, began, self.question = RoundLine(2), self.now, None
         asyncio.run(self.inquiry.ask(line, evaluate, digest))
-        assert line.round == 2 and self.inquiry.awaited == []
+        assert line.round == 2 and self.inquiry.awaited == set()
         return line.to_json(), self.now - began
 
 

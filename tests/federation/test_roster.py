@@ -81,3 +81,19 @@ def test_a_stranger_has_everybody_called_less_and_less_often():
         assert called[-2:] == [called[-2], called[-2] + 1.25] and called[-2] >= 1400.0
 
     asyncio.run(talk())
+
+
+def test_all_clients_are_not_looked_at_for_each_that_comes(monkeypatch):
+    async def talk():
+        names = [f"client-{number:03d}" for number in range(200)]
+        one, looks = Talk(names=names), []
+        await one.start()
+        present = one.roster.present
+        monkeypatch.setattr(one.roster, "present", lambda: looks.append(1) or present())
+        start = asyncio.create_task(one.reception.assemble())
+        for name in names:
+            await one.hello([name])
+        await start
+        assert len(one.roster.present()) == 200 and len(looks) < 150  # two at each look at all
+
+    asyncio.run(talk())

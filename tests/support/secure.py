@@ -16,9 +16,20 @@ from fedseed.privacy.secure.dealing import about, deal, hashed
 from fedseed.privacy.secure.fixed import FixedPoint
 from fedseed.privacy.secure.messages import Phase, numbers, pieces, read_numbers, unframed
 from fedseed.privacy.secure.shamir import PRIME, SHARE_BYTES
-from fedseed.privacy.secure.summing import Summing, converse
+from fedseed.privacy.secure.summing import Summing
 
 FORM = FixedPoint(64, 20, 16)
+
+
+def converse(asking, say):
+    """Hold a conversation with clients whose answers to an ask `say` gives; None: there is none."""
+    try:
+        asks = next(asking)
+        while True:
+            answers = {client: say(client, ask) for client, ask in asks.items()}
+            asks = asking.send({client: answer for client, answer in answers.items() if answer is not None})
+    except StopIteration as done:
+        return done.value
 
 
 @contextmanager

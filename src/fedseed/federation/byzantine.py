@@ -4,8 +4,8 @@ A lie of one client alone is made of its honest update (`fedseed.attacks.updates
 updates of the round decode them, as the coordinator would, and agree on one vector.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,31 +28,21 @@ from fedseed.methods.payload import LARGEST, About
 _BELOW = 0.99  # of the largest size that is accepted
 
 
+@dataclass
 class Byzantine:
-    """The Byzantine clients of a simulation.
+    """The Byzantine clients of a simulation. Raises ValueError if the method has no such attack."""
 
-    Args:
-        coordinator: of the run; its bounds and state are known to everybody.
-        kind: what they do; "labels" acts through their data.
-        attackers: their numbers.
-        strength: z of "alie", epsilon of "inner-product", how many times their examples "claims" says; None: as usual.
+    coordinator: Coordinator  # of the run; its bounds and state are known to everybody
+    kind: AttackKind  # what they do; "labels" acts through their data
+    attackers: Set[int]  # their numbers
+    strength: float | None = None  # z of "alie", epsilon of "inner-product", times of "claims"; None: as usual
 
-    Raises:
-        ValueError: the method has no such attack.
-    """
-
-    def __init__(
-        self, coordinator: Coordinator, kind: AttackKind, attackers: Collection[int], strength: float | None = None
-    ) -> None:
-        if problem := attack_problem(coordinator.method, kind):
+    def __post_init__(self) -> None:
+        if problem := attack_problem(self.coordinator.method, self.kind):
             raise ValueError(problem)
-        self.coordinator = coordinator
-        self.kind = kind
-        self.attackers = frozenset(attackers)
-        self.strength = strength
-        if kind == "claims":
+        if self.kind == "claims":
             for client in self.attackers:
-                coordinator.examples[client] = self._claimed(coordinator.examples[client])
+                self.coordinator.examples[client] = self._claimed(self.coordinator.examples[client])
 
     def sent(
         self, number: int, messages: Mapping[int, bytes], corrupt: Callable[[bytes, AttackKind], bytes]

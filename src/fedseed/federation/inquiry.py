@@ -10,7 +10,7 @@ from fedseed.federation.control import MOST_ROUND, Beat, Question, Report, avera
 from fedseed.federation.cost import MOST_PHASES, Cost
 from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import listed
-from fedseed.federation.session import GRACE_SECONDS, RESEND_SECONDS, TIMES, Late, Session, Wait
+from fedseed.federation.session import GRACE_SECONDS, RESEND_SECONDS, TIMES, Late, Session, Wait, between_looks
 from fedseed.orbit.record import NO_DIGEST
 from fedseed.reports.results import PHASES, RoundLine
 from fedseed.text import shown
@@ -32,7 +32,7 @@ class Inquiry:
     session: Session
     roster: Roster
     drifted: set[str] = field(default_factory=set)  # hosts whose weights were others than most clients'
-    awaited: list[str] = field(default_factory=list)  # hosts that the open question waits for
+    awaited: set[str] = field(default_factory=set)  # hosts that the open question waits for
     _refused: set[str] = field(default_factory=set)  # hosts whose answer to the open question was refused
     _late: set[str] = field(default_factory=set)  # hosts that have let a deadline pass since they last reported
     _idle: set[str] = field(default_factory=set)  # hosts that were to evaluate and let a deadline pass since they did
@@ -69,7 +69,9 @@ class Inquiry:
             self._refused.discard(name)
             if beat.metrics:
                 self._idle.discard(name)
-            self.session.stir()
+            self.awaited.discard(name)
+            if not self.awaited or beat.metrics:  # looking at all hosts for each of them would take long
+                self.session.stir()
 
     def _check(self, host: str, report: Report) -> None:
         """Whether a report says what it must, of its own clients. Raises MessageError."""
@@ -165,7 +167,7 @@ class Inquiry:
                 for name in sorted(late):
                     assert wait is not None
                     wait.leave_out(name, f"round {number}: no report of {name} {wait.within}")
-                self.awaited = []
+                self.awaited = set()
                 for name in reports:
                     self.late.back(name)
                 return reports
@@ -188,7 +190,7 @@ class Inquiry:
             if wait is None and alive:
                 hosted = roster.spoken_for()
                 wait = Wait(self.late, {name: hosted.get(name, 1) for name in late - {evaluator}}, 1)
-            self.awaited = sorted(late if evaluated or evaluator is None else {*late, evaluator})
+            self.awaited = {*late} if evaluated or evaluator is None else {*late, evaluator}
             if now >= resend:
                 if alive:
                     asked = [*late, *([] if evaluator is None else [evaluator])]
@@ -198,7 +200,7 @@ class Inquiry:
                 else:
                     await session.call()
                 resend = now + (session.end.resend_seconds if alive else 0.5)
-            await session.pause(0.25)
+            await session.pause(between_looks(len(alive)))
 
     def _next_evaluator(self, number: int, alive: Set[str], before: str | None, over: bool) -> str | None:
         """Returns who evaluates: the first by number that has not been tried after this round; the idle come last.

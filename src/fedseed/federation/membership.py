@@ -1,9 +1,11 @@
 """Which processes take part in a run, whom they host, and who of them can be reached."""
 
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fedseed.federation.control import Report
 
@@ -32,18 +34,30 @@ class Roster:
     goes_without: bool = False  # whether the start waits for these no longer
     hosts: dict[str, Host] = field(default_factory=dict)
     _host_of: dict[str, str] = field(default_factory=dict)  # by client
+    _hosted: dict[str, set[str]] = field(default_factory=dict)  # the clients of each host
 
-    def __post_init__(self) -> None:
-        self.numbers = {name: number for number, name in enumerate(self.names)}
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Returns each client's number, by name."""
+        return {name: number for number, name in enumerate(self.names)}
 
-    def hello(self, name: str, at: int) -> None:
-        """A host that fits is there."""
+    def hello(self, name: str, at: int) -> bool:
+        """A host that fits is there; returns whether that is new."""
         host = self.hosts.setdefault(name, Host(0.0))
+        new = not host.fits
         host.heard, host.fits, host.at = self.now(), True, at
+        return new
 
     def attach(self, client: str, host: str) -> None:
         """A client is hosted there from now on."""
+        self._hosted.get(self.host_of(client), set()).discard(client)
+        self._hosted.setdefault(host, set()).add(client)
         self._host_of[client] = host
+
+    @property
+    def attached(self) -> int:
+        """Returns how many clients somebody has spoken for."""
+        return len(self._host_of)
 
     def host_of(self, client: str) -> str:
         """Returns the host of a client; a client that nobody has spoken for is its own."""
@@ -59,20 +73,21 @@ class Roster:
 
     def clients(self) -> list[str]:
         """Returns the clients that can be reached."""
-        alive = self.alive()
-        return [client for client, host in self._host_of.items() if host in alive]
+        return [client for host in self.alive() for client in self._hosted.get(host, ())]
 
     def name(self, names: Iterable[str]) -> None:
         """It is known from now on who the clients are."""
         self.names = list(names)
-        self.numbers = {name: number for number, name in enumerate(self.names)}
+        self.__dict__.pop("numbers", None)
         self.open = False
 
     def enrol(self, host: str, names: Iterable[str]) -> None:
         """Take up the clients that a process speaks for; they are numbered by their names' order."""
-        spoken_for = {name for name in names if self.host_of(name) == host}
-        self.name(sorted({*self.names, *spoken_for}))
-        self.open = True
+        for name in names:
+            at = bisect_left(self.names, name)
+            if self.host_of(name) == host and self.names[at : at + 1] != [name]:
+                self.names.insert(at, name)
+                self.__dict__.pop("numbers", None)
 
     def close(self) -> None:
         """The run begins: nobody enrols any more."""
@@ -91,12 +106,9 @@ class Roster:
 
     def spoken_for(self) -> dict[str, int]:
         """Of each process that can be reached, how many of the clients it speaks for; of all while none is known."""
-        alive = self.alive()
-        found: dict[str, int] = {}
-        for client, host in self._host_of.items():
-            if host in alive and (not self.names or client in self.numbers):
-                found[host] = found.get(host, 0) + 1
-        return found
+        hosted = {host: self._hosted.get(host, set()) for host in self.alive()}
+        counts = {host: len(mine & self.numbers.keys() if self.names else mine) for host, mine in hosted.items()}
+        return {host: count for host, count in counts.items() if count}
 
     def work(self, clients: Iterable[int]) -> dict[int, int]:
         """Returns of some clients, how many of them are in each one's process: it answers for all of those."""
@@ -106,9 +118,12 @@ class Roster:
 
     def outvote(self, host: str, out: bool) -> None:
         """The clients of a process do not fit what most have, or do again."""
-        theirs = {client for client, where in self._host_of.items() if where == host}
-        self.outvoted = self.outvoted | theirs if out else self.outvoted - theirs
-        if out and host in self.hosts:
+        theirs = self._hosted.get(host, set())
+        if not out:
+            self.outvoted -= theirs
+            return
+        self.outvoted |= theirs
+        if host in self.hosts:
             self.hosts[host].fits = False
 
     def away(self) -> list[str]:

@@ -266,7 +266,7 @@ class NetworkCoordinator(Working):
         """Returns what `fedseed status` shows."""
         rounds, roster, names = self.rounds, self.roster, self.roster.names
         current = None if rounds is None else rounds.open
-        missing = [] if rounds is None or current is None else sorted(current.missing)
+        missing = [] if rounds is None or current is None else [names[number] for number in sorted(current.missing)]
         late = [] if rounds is None else [names[client] for client in rounds.late.named()]  # who holds others up
         return {
             **self.figures(),
@@ -274,7 +274,7 @@ class NetworkCoordinator(Working):
             "began": self.began,
             "round": self.line.get("round", 0) if current is None else current.number,
             "rounds": self.total,
-            "waiting_for": [names[number] for number in missing[:MOST_NAMED]] or self.inquiry.awaited[:MOST_NAMED],
+            "waiting_for": (missing or sorted(self.inquiry.awaited))[:MOST_NAMED],
             "late": sorted({*late, *self.inquiry.late.named()})[:MOST_NAMED],
             "clients": len(names),
             "alive": len(roster.present()),

@@ -70,6 +70,8 @@ class Reception:
     _assembling: bool = False
     _decided: bool = False  # whether most clients have said what the run is
     _ready_since: float | None = None  # when all were here but those that do not fit
+    _heard: int = 0  # hellos since all clients were last looked at
+    _told: str = ""  # what the start waited for then
 
     async def assemble(self) -> None:
         """Wait until the clients that the recipe asks for have said hello, and somebody has brought what is needed.
@@ -79,8 +81,9 @@ class Reception:
                 the run is about.
         """
         roster, settings = self.roster, self.session.settings
-        told, called = "", 0.0
+        called = 0.0
         while True:
+            self._heard = 0
             self._decide()
             if (now := time.monotonic()) >= called + RESEND_SECONDS:  # not at each hello: it would call forth the next
                 called = now
@@ -93,9 +96,9 @@ class Reception:
                 self._assembling = False
                 return
             self._assembling = True
-            if self.waits != told:
-                self.session.progress.note(f"waiting for clients: {self.waits}")
-                told = self.waits
+            if (waits := self.waits) != self._told:
+                self.session.progress.note(f"waiting for clients: {waits}")
+                self._told = waits
             await self.session.pause(RESEND_SECONDS)
 
     def _decide(self) -> None:
@@ -192,7 +195,7 @@ class Reception:
         client = about.client
         if client != sender:
             raise MessageError(f"it speaks for client {client}")
-        number = self.roster.numbers.get(client)
+        number = None if self.roster.open else self.roster.numbers.get(client)
         if self.roster.names and number is None and not self.roster.open:
             raise MessageError(f"this run has no client {client}")
         if client not in self.roster.examples and len(self.roster.examples) >= MOST_CLIENTS:
@@ -228,13 +231,17 @@ class Reception:
             self.agreement.say(host, claim)
         self.roster.outvote(host, False)
         answer: dict[str, Any] = {"epoch": self.session.incarnation, "beat": self.session.settings.dead_after / 3}
-        self.roster.hello(host, about.at)
-        answer.update({"waits": self.waits} if self._assembling else {"clients": len(self.roster.names)})
+        new = self.roster.hello(host, about.at)
+        answer.update({"waits": self._told} if self._assembling else {"clients": len(self.roster.names)})
         if about.bucket and self.header is not None:
             await self.session.end.allow(host, 4 * self.largest_message() + SPARE_BYTES)
         most = 0 if self.header is None else self.largest_message()
         self.base.hello(host, about.weights, answer, self.header, most)
-        self.session.stir()
+        self._heard += 1
+        wanted = self.roster.wanted(self.session.settings.start_with)
+        # looking at all clients for each would take long: all may be here, or a tenth more than at the last look
+        if (new and self.roster.attached >= wanted) or 10 * self._heard >= len(self.roster.hosts):
+            self.session.stir()
         return Welcome(**answer).encode()
 
     def _longest_start(self) -> int:

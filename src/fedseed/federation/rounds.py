@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf
@@ -67,7 +67,8 @@ class Rounds:
     idle: set[int] = field(default_factory=set)  # who has sent nothing: said once of those without examples
     secure: "SecureTalk | None" = None
     _running: bool = False  # whether a round was begun here
-    _fetching: set[asyncio.Task[None]] = field(default_factory=set)
+    # a client's answers that are being fetched, by its name
+    _fetching: defaultdict[str, set[asyncio.Task[None]]] = field(default_factory=lambda: defaultdict(set))
     _before: OpenRound | None = None  # the one before the open one
 
     def __post_init__(self) -> None:
@@ -112,14 +113,10 @@ class Rounds:
         for past in (self.open, self._before):
             if past is not None and past.again[client] > 0:
                 answered = client in (past.silent if data[:2] == SILENT else past.bytes_up)
-                answered |= past is self.open and self._fetches(name) > 0
+                answered |= past is self.open and bool(self._fetching[name])
                 if about_of(data) == (past.number, past.attempt) and answered:
                     return past
         return None
-
-    def _fetches(self, name: str) -> int:
-        """Returns how many of a client's answers are being fetched."""
-        return sum(task.get_name() == name for task in self._fetching)
 
     def _refuse(self, name: str, number: int, reason: str) -> None:
         self.session.rejected.add(name, reason)
@@ -161,11 +158,11 @@ class Rounds:
         self._check_wanted(current, number)
         if reference.size > self.largest:
             raise MessageError(f"a message of {reference.size:,} bytes: at most {self.largest:,} are accepted")
-        if self._fetches(name) >= 2:
+        if len(self._fetching[name]) >= 2:
             raise MessageError("too many large messages at once")
-        task = asyncio.create_task(self._fetch(name, number, data, reference), name=name)
-        self._fetching.add(task)
-        task.add_done_callback(self._fetching.discard)
+        task = asyncio.create_task(self._fetch(name, number, data, reference))
+        self._fetching[name].add(task)
+        task.add_done_callback(self._fetching[name].discard)
 
     async def _fetch(self, name: str, number: int, data: bytes, reference: Stored) -> None:
         owner = self.roster.host_of(name)
@@ -285,7 +282,7 @@ class Rounds:
         carried = [await carry(end, plan, blob) for plan, blob in zip(plans, blobs, strict=True)]
 
         async def send(missing: Set[int], again: bool) -> None:
-            missing = {client for client in missing if not self._fetches(names[client])} if again else missing
+            missing = {client for client in missing if not self._fetching[names[client]]} if again else missing
             for message, clients in zip(carried, plans.values(), strict=True):
                 if asked := [client for client in clients if client in missing]:
                     current.again.update(asked if again else ())

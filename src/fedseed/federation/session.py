@@ -156,6 +156,11 @@ class Session:
                 await self._changed.wait()
 
 
+def between_looks(count: int) -> float:
+    """Returns seconds between two looks at all of so many that are waited for: each costs a microsecond or two."""
+    return max(0.25, 1e-5 * count)
+
+
 @dataclass
 class Late(Generic[Who]):
     """Keeps who is there and lets the others wait: each is left out for a while and then asked again.
@@ -273,7 +278,7 @@ class Wait(Generic[Who]):
             if now >= resend:
                 await ask(missing_now, again)
                 again, resend = True, now + session.end.resend_seconds
-            await session.pause(0.25)
+            await session.pause(between_looks(len(self.asked)))
 
     def _hold_up(self, who: Who) -> None:
         """Somebody has held the others up until now: for half as long, each of them may itself, as machines stall."""

@@ -27,7 +27,7 @@ def replay(
     from fedseed.models.loading import choose_trainable  # it brings transformers, which a run on other models needs not
 
     if header.adapter is None:
-        check_base(header, digest_of_base(header, model))
+        check_base(header, base_digest(model, header.digest_kind))
         choose_trainable(model, header.trainable)
     elif not adapters.is_installed(model):
         raise OrbitError("this orbit tunes an adapter: replay it onto orbit.equip(base), which returns a peft model")
@@ -45,11 +45,6 @@ def replay(
     return space.digest()
 
 
-def digest_of_base(header: Header, model: torch.nn.Module) -> str:
-    """Returns a model's digest, of the header's kind."""
-    return base_digest(model, header.digest_kind)
-
-
 def space_of(header: Header, model: torch.nn.Module) -> ParameterSpace:
     """Returns the space of the model's trainable parameters, with the header's blocks and kind of digests."""
     return ParameterSpace(model, header.method.blocks, header.digest_kind)
@@ -59,7 +54,7 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
     """Returns the base with the adapter that an orbit tunes; see `Orbit.equip`."""
     from fedseed.models.loading import choose_trainable
 
-    check_base(header, digest_of_base(header, model))
+    check_base(header, base_digest(model, header.digest_kind))
     if header.adapter is None:
         return model
     settings = header.adapter.settings.model_dump(include={"rank", "virtual_tokens", "hidden"})

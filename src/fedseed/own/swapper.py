@@ -9,8 +9,9 @@ import torch
 
 from fedseed.errors import OrbitError
 from fedseed.orbit import Header, Orbit, Record
-from fedseed.orbit.replay import catch_up, check_base, digest_of_base, space_of
+from fedseed.orbit.replay import catch_up, check_base, space_of
 from fedseed.runs.tuned import find_source, open_tuned
+from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
 
 
@@ -85,7 +86,7 @@ class Swapper:
             raise OrbitError(f"{path}: it tunes an adapter, which can't be swapped: fedseed.from_orbit loads it")
         if header.digest_kind not in self._digests:
             self.to(None)
-            self._digests[header.digest_kind] = digest_of_base(header, self.model)
+            self._digests[header.digest_kind] = base_digest(self.model, header.digest_kind)
         check_base(header, self._digests[header.digest_kind])
         self._orbits[name] = orbit
         self._seen.discard(name)

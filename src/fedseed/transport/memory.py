@@ -7,6 +7,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -290,26 +291,25 @@ class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd):
             await base.end_task(self._reading)
 
 
+@dataclass
 class MemoryLogWriter(base.LogWriter):
     """Appends to a list if it is as long as it should be."""
 
-    def __init__(self, run: str, last: int, shared: Shared) -> None:
-        super().__init__(run, last)
-        self._shared = shared
+    shared: Shared  # has the list
 
     async def _store(self, entry: bytes) -> None:
-        with self._shared.lock:
-            log = self._shared.log
+        with self.shared.lock:
+            log = self.shared.log
             if log is None:
                 raise NetworkError(f"the log of run {self.run} can't be written: it is gone")
             if len(log) != self.last:
                 raise base.Fenced(log[self.last] if len(log) > self.last else None)
             log.append(_copy(entry))
-            for end in self._shared.ends:
+            for end in self.shared.ends:
                 end.stir()
 
     async def finish(self) -> None:
-        self._shared.over = True
+        self.shared.over = True
 
 
 def _copy(data: bytes) -> bytes:

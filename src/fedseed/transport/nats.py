@@ -303,7 +303,7 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
                 await self.entries(last)
             assert self._head is not None
             chain.head = self._head[1]
-        return NatsLogWriter(self.connection, self.subjects, last, chain, self._foreign)
+        return NatsLogWriter(self.subjects.run, last, self.connection, self.subjects, chain, self._foreign)
 
     def _foreign(self) -> None:
         self._rejected("somebody", "a message in the log that is not the coordinator's")

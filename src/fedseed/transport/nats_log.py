@@ -221,45 +221,37 @@ class LogFollower(Working):
             self.lost(True)
 
 
+@dataclass
 class NatsLogWriter(LogWriter):
     """Publishes to a stream, which checks which message was the last.
 
     Where entries are signed, messages of others in the stream do not count. They change what is the last message, so
     the stream's own check says too much then: an entry is published without, and the log is read to where it stands.
     It counts if it is the first that is chained to the one before.
-
-    Args:
-        connection: to NATS.
-        subjects: the run's.
-        last: the sequence number of the last entry.
-        chain: the chain up to there.
-        foreign: told of each message that is not an entry.
     """
 
-    def __init__(
-        self, connection: Guarded, subjects: Subjects, last: int, chain: Chain, foreign: Callable[[], None]
-    ) -> None:
-        super().__init__(subjects.run, last)
-        self._connection = connection
-        self._stream = connection.jetstream(timeout=REQUEST_SECONDS)
-        self._subjects = subjects
-        self._sequence = last  # of the last message that is known, an entry or not
-        self._chain = chain
-        self._foreign = foreign
-        self._stored: tuple[int, int, bytes] | None = None  # entry that was stored: number, sequence, signature
+    connection: Guarded
+    subjects: Subjects
+    chain: Chain  # up to the last entry
+    foreign: Callable[[], None]  # told of each message that is not an entry
+    _stored: tuple[int, int, bytes] | None = None  # entry that was stored: number, sequence, signature
+
+    def __post_init__(self) -> None:
+        self._stream = self.connection.jetstream(timeout=REQUEST_SECONDS)
+        self._sequence = self.last  # of the last message that is known, an entry or not
 
     async def _store(self, entry: bytes) -> None:
         if self._stored is not None and self._stored[0] == self.last:  # that one counts
-            _, self._sequence, self._chain.head = self._stored
-        headers, head = self._chain.sign(entry)
+            _, self._sequence, self.chain.head = self._stored
+        headers, head = self.chain.sign(entry)
         try:
             sequence = await self._publish(entry, headers, self._sequence)
             self._stored = self.last + 1, sequence, head
         except Fenced:
-            found = await self._next(copy(self._chain))
+            found = await self._next(copy(self.chain))
             if found is None:  # nothing but messages of others
                 await self._publish(entry, headers, None)
-                found = await self._next(copy(self._chain))
+                found = await self._next(copy(self.chain))
                 if found == entry:
                     return
             raise Fenced(found) from None
@@ -268,7 +260,7 @@ class NatsLogWriter(LogWriter):
         """Publish after a message, or after whatever there is; returns the sequence number."""
         expected = {} if last is None else {"Nats-Expected-Last-Sequence": str(last)}
         try:
-            receipt = await self._stream.publish(self._subjects.log, entry, headers={**expected, **headers})
+            receipt = await self._stream.publish(self.subjects.log, entry, headers={**expected, **headers})
         except APIError as error:
             if error.err_code == WRONG_LAST_SEQUENCE:
                 if last is not None and await self._is_older(last):
@@ -276,7 +268,7 @@ class NatsLogWriter(LogWriter):
                 raise Fenced(None) from error
             raise NetworkError(f"the log of run {self.run} can't be written: {error}") from error
         except NoStreamResponseError as error:
-            if await is_missing(self._connection, self._subjects.stream):
+            if await is_missing(self.connection, self.subjects.stream):
                 raise LogLostError(self.run) from error
             raise Interrupted(str(error)) from error
         except (TimeoutError, nats.errors.Error) as error:
@@ -286,7 +278,7 @@ class NatsLogWriter(LogWriter):
     async def _is_older(self, last: int) -> bool:
         """Returns whether the stream ends before a message that stood in it."""
         try:
-            return bool((await self._stream.stream_info(self._subjects.stream)).state.last_seq < last)
+            return bool((await self._stream.stream_info(self.subjects.stream)).state.last_seq < last)
         except (TimeoutError, nats.errors.Error) as error:
             raise Interrupted(str(error)) from error
 
@@ -294,24 +286,24 @@ class NatsLogWriter(LogWriter):
         """Returns the next entry that counts; None: there are only others' messages, up to where the log stands now."""
         try:
             async with asyncio.timeout(READING_SECONDS):
-                return await self._connection.unless_interrupted(self._read_on(chain))
+                return await self.connection.unless_interrupted(self._read_on(chain))
         except (TimeoutError, NotFoundError) as error:
             raise Interrupted("the log can't be read") from error
 
     async def _read_on(self, chain: Chain) -> bytes | None:
         seen = self._sequence
-        async with aclosing(stored(self._connection, self._subjects.stream, seen + 1)) as messages:
+        async with aclosing(stored(self.connection, self.subjects.stream, seen + 1)) as messages:
             async for message in messages:
                 seen = message.sequence
                 if chain.take(message.data, message.headers):
                     self._stored = self.last + 1, seen, chain.head
                     return message.data
-                self._foreign()
+                self.foreign()
         self._sequence = seen
         return None
 
     async def finish(self) -> None:
         """Describe the stream so; a run is no less over if that fails."""
         with suppress(nats.errors.Error, TimeoutError):
-            info = await self._stream.stream_info(self._subjects.stream)
+            info = await self._stream.stream_info(self.subjects.stream)
             await self._stream.update_stream(info.config.evolve(description=OVER))

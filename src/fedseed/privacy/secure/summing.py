@@ -383,20 +383,3 @@ def convicted(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozens
         round, attempt, survivors = proof.opening
         again(summing.open(round, attempt, dict.fromkeys(survivors, np.zeros(1, form.dtype))))
     return frozenset(summing.barred)
-
-
-def converse(asking: Asking[T], say: Callable[[int, bytes], bytes | None]) -> T:
-    """Holds a conversation with clients that are all in this process.
-
-    Args:
-        asking: what the coordinator asks.
-        say: a client's answer to an ask; None: there is none.
-    """
-    try:
-        asks = next(asking)
-        while True:
-            answers = {client: say(client, ask) for client, ask in asks.items()}
-            asks = asking.send({client: answer for client, answer in answers.items() if answer is not None})
-    except StopIteration as done:
-        found: T = done.value
-        return found
