@@ -29,19 +29,21 @@ def sent(method, state, update, weight=1.0):
     return found
 
 
-@pytest.mark.parametrize("beta", [1.0, 0.5])
+@pytest.mark.parametrize("beta", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("make", [TopK, Sign, lambda **more: Sign(every=2, **more)])
 def test_what_is_not_sent_is_remembered_and_added(make, beta):
-    method = make(feedback=beta, global_rate=0.25, training={"learning_rate": 0.125})
+    training = {"learning_rate": 0.125, "schedule": {"kind": "linear", "rounds": 4}}  # three quarters in round 2
+    method = make(feedback=beta, global_rate=0.25, training=training)
     state = method.start(LAYOUT, 1)
     change, memory = vectors()
     for before in (None, memory):
         client = MadeUp(change=change, memory=before)
         update = method.train(state, None, client)
-        p = change if before is None else change + before
+        p = change if before is None or not beta else change + before
         assert update.encode() == method.compressed(state, p, 2).encode()
-        np.testing.assert_allclose(client.memory, beta * (p - sent(method, state, update)), atol=1e-6)
-        assert client.calls == [("train", 0.125), "recall", "keep"]
+        if beta:
+            np.testing.assert_allclose(client.memory, beta * (p - sent(method, state, update)), atol=1e-6)
+        assert client.calls == [("train", 0.75 * 0.125), *(["recall", "keep"] if beta else [])]
 
 
 @pytest.mark.parametrize("make", [TopK, Sign])

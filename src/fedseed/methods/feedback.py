@@ -71,7 +71,7 @@ class Feedback(Method):
         """Returns C(p), of a vector of length d."""
 
     @abstractmethod
-    def sent(self, state: Any, update: Any, round: int) -> list[Patch]:
+    def sent(self, state: Any, update: Any) -> list[Patch]:
         """Returns q, as everybody will read it from the update."""
 
     def train(self, state: Any, plan: Nothing, client: Client) -> Payload:
@@ -86,7 +86,7 @@ class Feedback(Method):
                 raise NonFiniteError("the local update is not finite: a weight overflowed")
             update = self.compressed(state, vector, client.round)
             if self.remembers:
-                for patch in self.sent(state, update, client.round):
+                for patch in self.sent(state, update):
                     where, values = patch.within(0, len(vector))
                     vector[where] -= values
                 if self.feedback != 1.0:

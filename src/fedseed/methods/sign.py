@@ -119,7 +119,7 @@ class Sign(Feedback):
         positive = np.concatenate([np.zeros(0, dtype=bool), *(chunk >= 0 for chunk in chunks)])
         return Signed(turn, scales, np.where(positive, np.int8(1), np.int8(-1)))
 
-    def sent(self, state: State, update: Signed, round: int) -> list[Patch]:
+    def sent(self, state: State, update: Signed) -> list[Patch]:
         return list(self._patches([update], state.layout.size))
 
     def aggregate(self, state: State, answers: Answers) -> SignStep:

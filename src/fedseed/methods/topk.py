@@ -252,7 +252,7 @@ class TopK(Feedback):
         which = Small(np.concatenate(places), PLACE_BITS)
         return KeptEntries(halved(np.concatenate(scales)), which, Small(np.concatenate(codes), self.bits))
 
-    def sent(self, state: TopKState, update: KeptEntries, round: int) -> list[Patch]:
+    def sent(self, state: TopKState, update: KeptEntries) -> list[Patch]:
         return [update.patch(state.counts)]
 
     def aggregate(self, state: TopKState, answers: Answers) -> Combined:
