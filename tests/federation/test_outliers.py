@@ -48,6 +48,10 @@ def test_what_none_can_have_measured_is_no_part_of_the_median():
         assert list(refused([1.0, value, 1.0, value, 10.1, 1.0])) == [1, 3, 4]
         assert refused([value] * 3) == {}  # all of them: nobody can say who
     assert list(refused([1.0, 1.0, 1.0, inf], [1, 20, 1, 1])) == [3, 1]
+    assert refused([2.0, 2.0, 6e5, 2.0], [1, 1, 1, 20]) == {
+        3: "it claims more than 10 times the examples or terms of others (bounds.claims)",
+        2: "out of all proportion: 1e+05 times the median of its round (bounds.proportion = 10)",
+    }
 
 
 def last(*sizes, bounds=TEN):

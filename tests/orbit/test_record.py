@@ -29,6 +29,11 @@ def test_a_payload_that_can_not_be_so_many_steps(method, steps, payload, text):
             act(method)
 
 
+def test_as_many_steps_as_there_can_be_and_none():
+    Record(1, bytes(MOST_PACKED // 8), steps=MOST_PACKED).check(VOTES)
+    assert list(Record(1, b"", steps=0).unpack(VOTES)) == []
+
+
 def test_the_digest_is_that_of_the_last_step_and_steps_end_where_asked():
     parts = [Record(1, b"\1", END), Record(2, b"\5", END, 3), Record(5, b"", END)]
     whole = [Record(1, b"\1", END), Record(2, b"\1"), Record(3, b"\0"), Record(4, b"\1", END), Record(5, b"", END)]
