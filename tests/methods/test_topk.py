@@ -6,8 +6,9 @@ import pytest
 from fedseed import FedAvg, Orbit, ParameterSpace, TopK
 from fedseed.aggregation.median import Median
 from fedseed.errors import MessageError
+from fedseed.methods import topk
 from fedseed.methods.feedback import CHUNK
-from fedseed.methods.payload import to_floats
+from fedseed.methods.payload import About, to_floats
 from fedseed.methods.topk import KeptEntries, Small, quantized
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
@@ -43,6 +44,11 @@ def test_what_is_sent_is_the_formula(bits):
         assert update.scales[number] == pytest.approx(scale, rel=2**-8)
         np.testing.assert_allclose(q[kept], np.sign(p[kept]) * levels * update.scales[number], rtol=1e-6)
     assert np.square(p - q).sum() < 0.9 * np.square(p).sum()
+    about = About(method, state, "update")
+    assert update.size(about) == pytest.approx(np.sqrt(np.square(q).sum() / SIZE))
+    turned = update.with_numbers(-update.numbers(about), about)
+    np.testing.assert_array_equal(dense(turned.patch(state.counts)), -q)
+    np.testing.assert_array_equal(turned.numbers(about), -np.sign(q[q != 0]))
 
 
 def test_levels_and_a_scale_by_hand():
@@ -71,7 +77,8 @@ def test_what_is_zero_counts_as_positive():
     assert not method.decode_update(state, 1, silent.encode()).patch(state.counts).values.any()
 
 
-def test_a_step_is_what_the_rule_makes_of_the_entries():
+def test_a_step_is_what_the_rule_makes_of_the_entries(monkeypatch):
+    monkeypatch.setattr(topk, "_TOGETHER", 1)  # chunk by chunk
     method, state = started(TopK(share=0.5))
     updates = [method.compressed(state, np.random.default_rng(i).normal(size=SIZE), 1) for i in range(3)]
     each = [dense(update.patch(state.counts)) for update in updates]
