@@ -49,6 +49,7 @@ def test_what_is_sent_is_the_formula(bits):
     turned = update.with_numbers(-update.numbers(about), about)
     np.testing.assert_array_equal(dense(turned.patch(state.counts)), -q)
     np.testing.assert_array_equal(turned.numbers(about), -np.sign(q[q != 0]))
+    assert (update.with_numbers(np.zeros(len(turned.codes.numbers)), about).numbers(about) == 1).all()
 
 
 def test_levels_and_a_scale_by_hand():
@@ -73,6 +74,10 @@ def test_what_is_zero_counts_as_positive():
     np.testing.assert_allclose(found, [-32 / 7, 32 / 7], rtol=2**-8)
     last = entries.offsets >= 2 * CHUNK
     assert (entries.values[last] > 0).all() and entries.values[last].max() < 1e-37
+    huge = KeptEntries(np.full(3, 3e38, np.float32), update.places, update.codes)
+    assert np.isinf(huge.patch(state.counts).values).sum() == 2  # without a warning
+    whole = started(method, Layout((TensorEntry("a", (CHUNK,), "float32"),), (0, CHUNK)))[1]
+    assert len(method.compressed(whole, p[:CHUNK], 1).places.numbers) == 4
     silent = KeptEntries(np.zeros(3, np.float32), update.places, update.codes)  # a scale of 0 is possible
     assert not method.decode_update(state, 1, silent.encode()).patch(state.counts).values.any()
 
@@ -86,8 +91,9 @@ def test_a_step_is_what_the_rule_makes_of_the_entries(monkeypatch):
     for rule, expected in ((None, 0.5 * each[0] + 0.3 * each[1] + 0.2 * each[2]), (Median(), np.median(each, axis=0))):
         step = method.decode_step(state, method.aggregate(state, answers(1, made, rule)).encode())
         np.testing.assert_allclose(dense(method.change(state, step).patches[0]), expected, rtol=2**-8, atol=1e-6)
-    nobody = method.decode_step(state, method.aggregate(state, answers(1, [])).encode())
-    assert not len(nobody.values) and not getattr(method.change(state, nobody), "patches", ())
+    none = method.aggregate(state, answers(1, []))
+    nobody = method.decode_step(state, none.encode())
+    assert not len(none.values) and not len(nobody.values) and not getattr(method.change(state, nobody), "patches", ())
 
 
 def test_messages_that_nobody_can_have_made_are_refused():
