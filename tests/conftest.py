@@ -5,6 +5,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # side by side with others: a thread ea
     for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ.setdefault(threads, "1")
 
+import asyncio
+import inspect
 import signal
 from collections import Counter
 
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 # what imports torch, fixtures import: the process that deals out tests to others never needs it
-from support.classification_files import write_original, write_sst2
+from support.classification_files import write_original
 from support.instruction_files import (
     write_alpaca,
     write_code_alpaca,
@@ -35,6 +37,15 @@ def pytest_sessionstart(session):
 
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A test that is a coroutine has an event loop of its own."""
+    if inspect.iscoroutinefunction(pyfuncitem.obj):
+        asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+        return True
+    return None
 
 
 # No deadline: a busy machine is no bug. The same examples each time, so that it takes a change to make a test fail; the
@@ -103,12 +114,6 @@ def natural_instructions(tmp_path):
 
 
 @pytest.fixture
-def sst2(tmp_path):
-    """Writes a small SST-2 folder and returns it."""
-    return lambda **counts: write_sst2(tmp_path / "SST-2", **counts)
-
-
-@pytest.fixture
 def instruction_data(tmp_path):
     """Writes a small data set of instructions in its original form, by its task's name, and returns its path."""
     return {
@@ -148,22 +153,6 @@ def masked_base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("masked") / "base"
     roberta(folder, hidden_size=32, max_position_embeddings=130, initializer_range=0.2)
     return folder
-
-
-@pytest.fixture
-def cifar10(tmp_path):
-    """Writes a small CIFAR-10 folder and returns it."""
-    from support.pictures import write_cifar10
-
-    return lambda **counts: write_cifar10(tmp_path / "cifar-10-batches-bin", **counts)
-
-
-@pytest.fixture
-def cifar100(tmp_path):
-    """Writes a small CIFAR-100 folder and returns it."""
-    from support.pictures import write_cifar100
-
-    return lambda **counts: write_cifar100(tmp_path / "cifar-100-binary", **counts)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import fedseed as fedseed_package
 from fedseed.reports.progress import Shown
 from fedseed.runs.recipe import read_recipe
-from support.command import fedseed
+from support.command import fedseed, well
 from support.forked import fedseed_forked
 
 TINY = ["rounds=2", "federation.per_round=2", "method.training.steps=1", "task.evaluation=1", "task.unseen=1",
@@ -24,8 +24,7 @@ SETS = [word for pair in TINY for word in ("--set", pair)]
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    done = fedseed("run", "quickstart-ferret", *SETS, "--out", folder / "run")
-    assert done.returncode == 0, done.stderr
+    done = well("run", "quickstart-ferret", *SETS, "--out", folder / "run")
     return folder / "run", done.stdout
 
 
@@ -42,8 +41,7 @@ def test_it_is_a_module_and_tells_its_names(tmp_path):
 
 
 def test_new_writes_a_budget_of_bytes_and_a_path_is_found_beside_the_recipe(tmp_path):
-    done = fedseed("new", "demo", "--bytes", "3kB", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    well("new", "demo", "--bytes", "3kB", cwd=tmp_path)
     recipe = read_recipe(tmp_path / "demo" / "recipe.toml")
     assert (recipe.method.bytes, recipe.method.directions, recipe.method.scalars) == (3000, 23872, "bit")
     data = fedseed("partition", tmp_path / "demo" / "recipe.toml", "--json", cwd=tmp_path)  # not in the recipe's folder
@@ -114,8 +112,7 @@ def test_a_killed_run_is_resumed(finished, tmp_path):
     assert again.returncode == 1 and "unfinished" in again.stderr and "--resume" in again.stderr
     changed = fedseed(*words, "--set", "rounds=3", "--resume")
     assert changed.returncode == 2 and "rounds is 2 there, 3 here; --resume --rounds 3 lets it" in changed.stderr
-    resumed = fedseed(*words, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = well(*words, "--resume")
     assert "resumed after round 1 of 2" in resumed.stdout
     assert (folder / "model.orbit").read_bytes() == (finished[0] / "model.orbit").read_bytes()
     lines = [[json.loads(t) for t in (f / "metrics.jsonl").read_text().splitlines()] for f in (folder, finished[0])]
@@ -129,8 +126,7 @@ def test_a_killed_run_is_resumed(finished, tmp_path):
 @pytest.mark.long
 def test_orbit_commands(finished, tmp_path):
     orbit = finished[0] / "model.orbit"
-    done = fedseed("orbit", "verify", orbit, "--replay")
-    assert done.returncode == 0, done.stderr
+    done = well("orbit", "verify", orbit, "--replay")
     assert "2 steps up to 2: checksums, chain and contents are right" in done.stdout
     assert "complete" in done.stdout and "2 recorded digests are right" in done.stdout
     done = fedseed("orbit", "rollback", orbit, "--to", 1, "--out", tmp_path / "one.orbit")
@@ -155,8 +151,7 @@ def test_replay_to_a_step_on_a_base_elsewhere_says_what_the_model_is(finished, t
     orbit = finished[0] / "model.orbit"
     shutil.copytree(str(files("fedseed") / "base" / "small"), tmp_path / "base")
     words = ["orbit", "replay", orbit, "--upto", 1, "--base", tmp_path / "base", "--out", tmp_path / "model"]
-    done = fedseed(*words)
-    assert done.returncode == 0, done.stderr
+    done = well(*words)
     lines = [json.loads(line) for line in (finished[0] / "metrics.jsonl").read_text().splitlines()]
     card = (tmp_path / "model" / "README.md").read_text()
     assert lines[1]["weights_digest"] in done.stdout and lines[1]["weights_digest"] in card

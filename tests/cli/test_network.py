@@ -178,10 +178,3 @@ def test_another_base_another_recipe(problem, network, shared_server, in_process
     lines = describe(status)
     assert f"of {net.recipe['rounds']}" in lines[0] and "5 of 5 alive" in lines[1]
     assert any(line.startswith("held-out loss") for line in lines) and any("another base" in line for line in lines)
-
-
-def test_a_digest_that_the_recipe_names(network, shared_server):
-    net = network(shared_server, {**FEEDSIGN, "federation": {"base_digest": "ab" * 16}})
-    net.coordinator()
-    wrong = net.host(0, 1, 2, 3, 4)
-    assert wrong.wait() == 1 and f"this run's base has {'ab' * 16}" in wrong.text

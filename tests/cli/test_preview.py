@@ -3,7 +3,7 @@
 import pytest
 
 from support.chat_bases import chat_base
-from support.command import fedseed
+from support.command import fedseed, well
 from support.instruction_files import write_lines
 
 
@@ -26,8 +26,7 @@ def folder(tmp_path_factory):
 
 
 def test_it_shows_tokens_what_counts_and_what_each_client_has(folder):
-    done = fedseed("preview", "my.toml", "--examples", 1, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = well("preview", "my.toml", "--examples", 1, cwd=folder)
     assert "[[I| am| well|.|<|im_end|>]]⏎\n" in done.stdout and "[[I|t| is| Rome|.|<|im_end|>]]⏎\n" in done.stdout
     lines = done.stdout.splitlines()
     (anna,) = (line.split() for line in lines if line.strip().startswith("anna "))
@@ -41,8 +40,7 @@ def test_it_shows_tokens_what_counts_and_what_each_client_has(folder):
 
 def test_whose_how_many_and_how_they_are_cut_can_be_chosen(folder):
     words = ["preview", "my.toml", "--client", "bert", "--examples", 9, "--set", "evaluation.truncate=left"]
-    done = fedseed(*words, "--set", "task.loss_on=last", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = well(*words, "--set", "task.loss_on=last", cwd=folder)
     assert done.stdout.count("bert, example ") == 5 and "256 tokens, 2 of them count, " in done.stdout
     assert "more were cut" in done.stdout
     assert "[[I| am" not in done.stdout
@@ -52,10 +50,10 @@ def test_whose_how_many_and_how_they_are_cut_can_be_chosen(folder):
     assert wrong.returncode == 2 and "--client cem: there is no such client, but anna, bert" in wrong.stderr
 
 
-def test_other_kinds_of_examples(sst2, tmp_path):
-    sets = ["--set", f"task={{name='sst2',path='{sst2()}',examples=10,validation=2}}", "--examples", 1]
-    done = fedseed("preview", "small-ferret", *sets)
-    assert done.returncode == 0, done.stderr
+def test_other_kinds_of_examples(original):
+    path = original("sst2")
+    sets = ["--set", f"task={{name='sst2',path='{path}',examples=10,validation=2}}", "--examples", 1]
+    done = well("preview", "small-ferret", *sets)
     assert "the loss is which option follows" in done.stdout and "options: terrible / great" in done.stdout
     pictures = fedseed("preview", "digits-zo-fedsgd")
     assert pictures.returncode == 2 and "its examples are pictures; a preview shows tokens" in pictures.stderr

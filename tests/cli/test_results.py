@@ -14,8 +14,9 @@ import torch
 from fedseed import FedAvg, Federation, Orbit, ParameterSpace
 from fedseed.errors import RecipeError
 from fedseed.runs.folder import RunFolder
-from support.command import fedseed
+from support.command import fedseed, well
 from support.hub import Hub
+from support.instruction_files import write_lines
 
 pytestmark = pytest.mark.long  # real runs, exported
 
@@ -47,18 +48,16 @@ TEMPLATE = (
 def place(tmp_path_factory):
     """A folder of somebody's: data of two clients, a copy of a base beside it, a finished run of each kind."""
     folder = tmp_path_factory.mktemp("place")
-    (folder / "data").mkdir()
     for name in ("north", "south"):
         rows = [{"prompt": f"Say {name} {i}.", "completion": f"{name}{i}"} for i in range(10)]
-        (folder / "data" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(folder / "data" / f"{name}.jsonl", rows)
     from importlib.resources import files
 
     shutil.copytree(str(files("fedseed") / "base" / "small"), folder / "bases" / "mine")
     for method, settings in KINDS.items():
         text = RECIPE.format(method=method, settings=settings, base="bases/mine" if method == "ferret" else "small")
         (folder / f"{method}.toml").write_text(text)
-        done = fedseed("run", f"{method}.toml", "--out", f"runs/{method}", "--threads", 1, cwd=folder)
-        assert done.returncode == 0, done.stderr
+        well("run", f"{method}.toml", "--out", f"runs/{method}", "--threads", 1, cwd=folder)
     return folder
 
 
@@ -67,8 +66,7 @@ def exported(place, tmp_path_factory):
     """The exported folder of each kind, written from elsewhere than where the run was made."""
     out = tmp_path_factory.mktemp("exported")
     for method in KINDS:
-        done = fedseed("export", place / "runs" / method, "--out", out / method, cwd=out)
-        assert done.returncode == 0, done.stderr
+        done = well("export", place / "runs" / method, "--out", out / method, cwd=out)
         assert summary(place, method)["weights_digest"] in done.stdout
     return out
 
@@ -78,9 +76,7 @@ def summary(place, method):
 
 
 def measured(*words, cwd=None):
-    done = fedseed("evaluate", *words, "--json", cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(well("evaluate", *words, "--json", cwd=cwd).stdout)
 
 
 @pytest.mark.parametrize("method", ["ferret", "fedavg"])
@@ -104,8 +100,7 @@ def test_an_exported_adapter_loads_in_peft_and_merged_it_is_a_model(place, expor
     base, tokenizer = small
     ids = tokenizer("Say north 3.", return_tensors="pt")["input_ids"]
     adapted = PeftModel.from_pretrained(copy.deepcopy(base), exported / "fedit").eval()
-    done = fedseed("export", place / "runs" / "fedit", "--merge", "--out", tmp_path / "merged")
-    assert done.returncode == 0, done.stderr
+    well("export", place / "runs" / "fedit", "--merge", "--out", tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     with torch.no_grad():
         wanted = adapted(ids).logits
@@ -224,8 +219,7 @@ def test_a_conversation(place, exported, tmp_path, monkeypatch):
     monkeypatch.setattr(Writer, "_ids", heard)
     monkeypatch.setattr(sys, "stdin", Terminal("Hello\nAgain\n\n"))
     words = ["generate", tmp_path / "chat", "--chat", "--max-tokens", 3]
-    talk = fedseed(*words, "--system", "Be brief.")
-    assert talk.returncode == 0, talk.stderr
+    talk = well(*words, "--system", "Be brief.")
     assert seen[0] == "<system> Be brief.\n<user> Hello\n<assistant>"
     first = fedseed(*words, "Hello", "--system", "Be brief.").stdout.removesuffix("\n")
     assert seen[1] == f"<system> Be brief.\n<user> Hello\n<assistant> {first}\n<user> Again\n<assistant>"
@@ -275,14 +269,12 @@ def test_a_base_of_a_relative_path_is_found_again(place, tmp_path, hub):
     aside = place / "aside"
     (place / "bases").rename(aside)
     try:
-        done = fedseed("export", moved / "runs" / "ferret", "--out", tmp_path / "found", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = well("export", moved / "runs" / "ferret", "--out", tmp_path / "found", cwd=tmp_path)
         for command in (["export"], ["orbit", "replay"]):
             done = fedseed(*command, orbit, "--out", tmp_path / "lost", cwd=tmp_path)
             assert done.returncode == 2 and done.stderr.count("\n") == 1
             assert "the hub has no model of this name" in done.stderr and "--base" in done.stderr
-        done = fedseed("export", orbit, "--base", aside / "mine", "--out", tmp_path / "named", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = well("export", orbit, "--base", aside / "mine", "--out", tmp_path / "named", cwd=tmp_path)
     finally:
         aside.rename(place / "bases")
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from fedseed.cli.network import by_client, follow
 from fedseed.reports.results import RoundLine
 from fedseed.runs import costs
-from support.command import fedseed
+from support.command import fedseed, well
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -61,8 +61,7 @@ def test_keys_for_a_recipe_prints_commands_as_they_are_typed(tmp_path):
         '[method]\nname = "feedsign"\n'
     )
     out = tmp_path / "its keys"
-    made = fedseed("keys", recipe, "--out", out, "--host", "nats.example.org")
-    assert made.returncode == 0, made.stderr
+    made = well("keys", recipe, "--out", out, "--host", "nats.example.org")
     lines = made.stdout.splitlines()
     commands = [shlex.split(line) for line in lines if not line.startswith("#")]
     assert [words[:2] for words in commands] == [

@@ -10,7 +10,7 @@ from fedseed.experiments import bench
 from fedseed.experiments.bench import cost_table, fits, measure, reckon
 from fedseed.models.loading import locate
 from fedseed.runs.recipe import read_recipe
-from support.command import fedseed
+from support.command import fedseed, well
 
 TINY = ("task.clients=2", "task.families_per_client=1", "task.examples=20", "task.evaluation=1", "task.unseen=0",
         "federation.per_round=2", "evaluation.rouge=false")  # fmt: skip
@@ -91,8 +91,7 @@ def test_parts_are_those_of_the_method():
 @pytest.mark.long
 def test_bench_says_what_it_did_not_time(configuration, monkeypatch):
     words = ["bench", "quickstart-ferret", *(word for pair in TINY for word in ("--set", pair))]
-    done = fedseed(*words, "--set", f"model.base={configuration}")
-    assert done.returncode == 0, done.stderr
+    done = well(*words, "--set", f"model.base={configuration}")
     assert "start copy of the weights" in done.stdout and "Nothing was timed" in done.stdout
     found = of("quickstart-ferret")
     for free, fine, said in ((1 << 39, True, "it may fit."), (1 << 20, False, "it does not fit.")):

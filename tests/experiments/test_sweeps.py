@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -13,6 +12,7 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.experiments import sweeps
 from fedseed.experiments.sweeps import How, Sweep, Sweeping, WorkerPool, packaged_sweeps, read_sweep
 from fedseed.runs.recipe import read_recipe
+from support.network import until
 
 TINY = ["rounds=2", "federation.per_round=2", "method.training.steps=1", "task.clients=2", "task.examples=5",
         "task.evaluation=1", "task.unseen=0", "task.validation=1", "evaluation.rouge=false"]  # fmt: skip
@@ -172,14 +172,6 @@ def start(out, *words, before="", stderr=None):
                             text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
 
 
-def wait_for(condition, process=None, seconds=600):
-    """Until a condition holds; long before the time is over on any machine that gets there at all."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end and (process is None or process.poll() is None)
-        time.sleep(0.02)
-
-
 def free(run):
     """Whether no process works in a run's folder."""
     with open(run / "progress.jsonl", "rb") as file:
@@ -194,15 +186,14 @@ def free(run):
 def test_a_killed_sweep_goes_on_without_doing_finished_runs_again(tmp_path):
     out = tmp_path / "out"
     killed = start(out, stderr=subprocess.PIPE)
-    wait_for(lambda: (out / "quickstart-fedavg" / "seed-1" / "summary.json").exists(), killed)
-    second = out / "quickstart-fedavg" / "seed-2"
-    wait_for(lambda: (second / "progress.jsonl").exists(), killed)
+    first, second = out / "quickstart-fedavg" / "seed-1" / "summary.json", out / "quickstart-fedavg" / "seed-2"
+    for file in (first, second / "progress.jsonl"):
+        until(lambda file=file: file.exists() or killed.poll() is not None, 600, f"there is no {file}")
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     assert "BrokenPipe" not in killed.stderr.read()  # until its processes have ended, too: they do so without a word
-    first = out / "quickstart-fedavg" / "seed-1" / "summary.json"
     written = first.stat().st_mtime_ns
-    wait_for(lambda: free(second))  # its run is a process that ends with the sweep
+    until(lambda: free(second), 600, "its run goes on")  # its run is a process that ends with the sweep
     again = start(out)
     said, _ = again.communicate()
     assert again.returncode == 0, said

@@ -52,95 +52,76 @@ class Talk(Reception):
         return await super().hello(names or [name], not names, attach=False, host=name, begins=begins, **more)
 
 
-def run(talk):
-    asyncio.run(talk())
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_minority_that_comes_first_decides_nothing(lie):
+    async with Talk(deadline=0.2) as one:
+        for liar in "ab":
+            assert "refused" not in await one.hello(liar, **LIES[lie])
+        assert one.reception.header is None
+        for honest in "cde":
+            assert "refused" not in await one.hello(honest)
+        assert one.reception.header == HONEST and one.base.digest == BEGINS
+        counts = one.rejected.counts()
+        assert set(counts) == {"a", "b"}
+        assert all("(3 of 5 clients agree)" in reason for reasons in counts.values() for reason in reasons)
+        assert "refused" in await one.hello("a", **LIES[lie])
+        told = {name: await one.hello(name) for name in "cde"}
+        assert [name for name in told if told[name].get("bring") == "weights"] == ["c"]
+        await one.hello("c", weights=WEIGHTS)
+        await one.assembling  # without the two, once they have had the time to mend it
+        assert one.base.hand_over() == WEIGHTS
+        assert one.roster.present() == {2, 3, 4} and one.roster.wanted(None) == 3
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_minority_that_comes_first_decides_nothing(lie):
-    async def talk():
-        async with Talk(deadline=0.2) as one:
-            for liar in "ab":
-                assert "refused" not in await one.hello(liar, **LIES[lie])
-            assert one.reception.header is None
-            for honest in "cde":
-                assert "refused" not in await one.hello(honest)
-            assert one.reception.header == HONEST and one.base.digest == BEGINS
-            counts = one.rejected.counts()
-            assert set(counts) == {"a", "b"}
-            assert all("(3 of 5 clients agree)" in reason for reasons in counts.values() for reason in reasons)
-            assert "refused" in await one.hello("a", **LIES[lie])
-            told = {name: await one.hello(name) for name in "cde"}
-            assert [name for name in told if told[name].get("bring") == "weights"] == ["c"]
-            await one.hello("c", weights=WEIGHTS)
-            await one.assembling  # without the two, once they have had the time to mend it
-            assert one.base.hand_over() == WEIGHTS
-            assert one.roster.present() == {2, 3, 4} and one.roster.wanted(None) == 3
-
-    run(talk)
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_one_against_one_is_an_error_that_says_what_to_name(lie):
-    async def talk():
-        async with Talk(("a", "b")) as one:
-            await one.hello("a", **LIES[lie])
-            await one.hello("b")
-            with pytest.raises(RecipeError, match=r"1 \(a\): base .*; 1 \(b\): base .*federation.base_digest") as found:
-                await one.assembling
-            assert BEGINS in str(found.value) and HONEST.base_digest in str(found.value)
-
-    run(talk)
+async def test_one_against_one_is_an_error_that_says_what_to_name(lie):
+    async with Talk(("a", "b")) as one:
+        await one.hello("a", **LIES[lie])
+        await one.hello("b")
+        with pytest.raises(RecipeError, match=r"1 \(a\): base .*; 1 \(b\): base .*federation.base_digest") as found:
+            await one.assembling
+        assert BEGINS in str(found.value) and HONEST.base_digest in str(found.value)
 
 
 @pytest.mark.parametrize("pins", [{"base_digest": HONEST.base_digest}, {"weights_digest": BEGINS}])
-def test_what_the_recipe_names_is_asked_of_everybody(pins):
-    async def talk():
-        async with Talk(("a", "b"), deadline=0.2, **pins) as one:
-            refused = await one.hello("a", **LIES["base" if "base_digest" in pins else "weights"])
-            assert "another base" in refused["refused"] or "other first weights" in refused["refused"]
-            silent = await one.hello("a", begins=None)  # or any weights would do
-            assert silent["refused"] == "it does not say which weights it begins with"
-            await one.hello("b")
-            assert one.reception.header is None  # the other may still mend it
-            assert "refused" not in await one.hello("a")
-            assert one.reception.header == HONEST and one.base.digest == BEGINS
-
-    run(talk)
+async def test_what_the_recipe_names_is_asked_of_everybody(pins):
+    async with Talk(("a", "b"), deadline=0.2, **pins) as one:
+        refused = await one.hello("a", **LIES["base" if "base_digest" in pins else "weights"])
+        assert "another base" in refused["refused"] or "other first weights" in refused["refused"]
+        silent = await one.hello("a", begins=None)  # or any weights would do
+        assert silent["refused"] == "it does not say which weights it begins with"
+        await one.hello("b")
+        assert one.reception.header is None  # the other may still mend it
+        assert "refused" not in await one.hello("a")
+        assert one.reception.header == HONEST and one.base.digest == BEGINS
 
 
-def test_base_weights_are_asked_for_and_checked():
-    async def talk():
-        async with Talk(("a", "b", "c")) as one:
-            assert "bring" not in await one.hello("a", weights=WEIGHTS)  # before anybody asks
-            await one.hello("b")
-            assert one.rejected.counts() == {"a": {"base weights that it was not asked for": 1}}
-            assert one.base.digest == BEGINS and (await one.hello("c"))["bring"] == "weights"
-            await one.hello("b", weights=WEIGHTS[::-1])  # another was asked
-            assert one.rejected.counts()["b"] == {"base weights that it was not asked for": 1}
-            await one.hello("c", weights=WEIGHTS[::-1])
-            while "c" not in one.rejected.counts():
-                await asyncio.sleep(0.001)
-            assert [reason[:28] for reason in one.rejected.counts()["c"]] == ["base weights with the digest"]
-            assert "bring" not in await one.hello("c")  # it is not asked again
-            assert (await one.hello("a"))["bring"] == "weights"
-            await one.hello("a", weights=WEIGHTS)
-            await one.assembling
-            assert one.base.hand_over() == WEIGHTS
-
-    run(talk)
+async def test_base_weights_are_asked_for_and_checked():
+    async with Talk(("a", "b", "c")) as one:
+        assert "bring" not in await one.hello("a", weights=WEIGHTS)  # before anybody asks
+        await one.hello("b")
+        assert one.rejected.counts() == {"a": {"base weights that it was not asked for": 1}}
+        assert one.base.digest == BEGINS and (await one.hello("c"))["bring"] == "weights"
+        await one.hello("b", weights=WEIGHTS[::-1])  # another was asked
+        assert one.rejected.counts()["b"] == {"base weights that it was not asked for": 1}
+        await one.hello("c", weights=WEIGHTS[::-1])
+        while "c" not in one.rejected.counts():
+            await asyncio.sleep(0.001)
+        assert [reason[:28] for reason in one.rejected.counts()["c"]] == ["base weights with the digest"]
+        assert "bring" not in await one.hello("c")  # it is not asked again
+        assert (await one.hello("a"))["bring"] == "weights"
+        await one.hello("a", weights=WEIGHTS)
+        await one.assembling
+        assert one.base.hand_over() == WEIGHTS
 
 
-def test_who_there_is_is_one_opinion_where_nobody_knows():
-    async def talk():
-        async with Talk(()) as one:
-            await one.hello("a", names=["a", "x", "y", "z", "u"])
-            assert one.roster.names == []
-            for name in "bcd":
-                await one.hello(name, names=list(NAMES))
-            assert one.roster.names == list(NAMES) and set(one.rejected.counts()) == {"a"}
-
-    run(talk)
+async def test_who_there_is_is_one_opinion_where_nobody_knows():
+    async with Talk(()) as one:
+        await one.hello("a", names=["a", "x", "y", "z", "u"])
+        assert one.roster.names == []
+        for name in "bcd":
+            await one.hello(name, names=list(NAMES))
+        assert one.roster.names == list(NAMES) and set(one.rejected.counts()) == {"a"}
 
 
 @pytest.mark.parametrize("kind", ["blake2b", "blake2b-tree"])

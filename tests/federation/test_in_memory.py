@@ -2,7 +2,6 @@
 
 import json
 import math
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -12,19 +11,18 @@ import torch
 from fedseed import Orbit, ParameterSpace
 from fedseed.federation.control import LINE_FIELDS
 from fedseed.federation.messages import Message
-from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.worker import Worker
 from fedseed.orbit import NO_DIGEST
-from fedseed.reports.progress import Silent
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryClient, MemoryEnd
 from support import problem as problems
-from support.heard import Heard
+from support.heard import Ending, Heard
 from support.network import repeats
 from support.parts import part_of
 from support.problem import STEPS, Problem
 from support.tiers import tiered
+from support.together import LOADING, Together
 
 pytestmark = pytest.mark.usefixtures("quickly")
 
@@ -51,28 +49,14 @@ def recipe(method, **more):
     )
 
 
-class Failing(Silent):
-    """Ends a coordinator after a round."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def round(self, line):
-        if line.round == self.number:
-            raise KeyboardInterrupt
-
-
-LOADING = threading.Lock()  # the little model is drawn by torch's global generator
-
-
-class Clients:
-    """Processes of clients, each in a thread."""
+class Clients(Together):
+    """Processes of clients of the small problem at a hub."""
 
     def __init__(self, checked, hub, problem, **more):
-        self.checked, self.hub, self.problem, self.more = checked, hub, problem, more
-        self.digests, self.clients, self.failures, self._threads = {}, {}, [], []
+        super().__init__(checked, lambda: hub.transport("run"))
+        self.problem, self.more = problem, more
 
-    def host(self, *names, progress=None):
+    def hosting(self, *names):
         def load():
             with LOADING:
                 federation = self.problem.federation(
@@ -81,41 +65,7 @@ class Clients:
                 )  # fmt: skip
                 return part_of(federation, names)
 
-        def live():
-            torch.set_num_threads(1)
-            try:
-                client = self.clients[names] = NetworkClient(
-                    self.hub.transport("run"), "run", load, self.checked.rounds, progress
-                )
-                self.digests[names] = client.run()
-            except Exception as error:
-                self.failures.append(error)
-
-        self._threads.append(threading.Thread(target=live, daemon=True))
-        self._threads[-1].start()
-
-    def wait(self):
-        for thread in self._threads:
-            thread.join()
-        assert not self.failures
-        return set(self.digests.values())
-
-    def coordinate(self, out, progress=None):
-        """`coordinate`, which would wait for ever for a client that has failed."""
-        ended = []
-
-        def run():
-            try:
-                ended.append(coordinate(self.checked, "run", self.hub.transport("run"), out, progress=progress))
-            except Exception as error:
-                self.failures.append(error)
-
-        running = threading.Thread(target=run, daemon=True)
-        running.start()
-        while running.is_alive() and not self.failures:
-            running.join(0.1)
-        assert not self.failures
-        return ended[0]
+        self.host(names, load)
 
 
 @tiered(
@@ -129,8 +79,8 @@ def test_the_result_is_that_of_one_process(method, largest, problem, tmp_path, i
     checked, hub = recipe(method), Hub()
     expected = in_process(problem, checked.model_dump(exclude_none=True))
     clients = Clients(checked, hub, problem)
-    clients.host("client-0", "client-3")
-    clients.host("client-[124]")
+    clients.hosting("client-0", "client-3")
+    clients.hosting("client-[124]")
     result = clients.coordinate(tmp_path / "run")
     assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
     assert [line["clients"] for line in result.metrics[1:]] == [line["clients"] for line in expected.metrics[1:]]
@@ -162,8 +112,8 @@ def test_what_is_out_of_all_proportion_is_left_out_as_in_one_process(problem, tm
     )
     expected = federation.run()
     clients = Clients(checked, hub, problem, **attack)
-    clients.host("client-0", "client-3")
-    clients.host("client-[124]")
+    clients.hosting("client-0", "client-3")
+    clients.hosting("client-[124]")
     told = Heard()
     result = clients.coordinate(tmp_path / "run", progress=told)
     assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
@@ -189,9 +139,9 @@ def test_a_run_stops_early_where_one_process_does(tmp_path, name="feedsign"):
     checked = Recipe.model_validate(checked.model_dump(exclude_none=True) | {"method": method})
     expected = problem.federation(checked.method, rounds=9, per_round=5, joint=False, patience=2).run()
     clients = Clients(checked, hub, problem)
-    clients.host("client-*")
+    clients.hosting("client-*")
     with pytest.raises(KeyboardInterrupt):
-        coordinate(checked, "run", hub.transport("run"), tmp_path / "run", progress=Failing(4))
+        coordinate(checked, "run", hub.transport("run"), tmp_path / "run", progress=Ending(4))
     result = clients.coordinate(tmp_path / "run")
     assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
     assert result.summary["rounds"] == expected.summary["rounds"] == 4
@@ -209,8 +159,8 @@ def test_weights_are_hashed_as_the_recipe_says(problem, tmp_path, in_process, mo
     digest = ParameterSpace.digest
     monkeypatch.setattr(ParameterSpace, "digest", lambda self: counted.append(self.digest_kind) or digest(self))
     clients = Clients(checked, hub, problem)
-    clients.host("client-0", "client-3")
-    clients.host("client-[124]")
+    clients.hosting("client-0", "client-3")
+    clients.hosting("client-[124]")
     result = clients.coordinate(tmp_path)
     assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
     found = [line["weights_digest"] for line in result.metrics]
@@ -247,10 +197,10 @@ def test_poisoned_reports_change_nothing(method, problem, tmp_path, in_process, 
 
     monkeypatch.setattr(MemoryClient, "send", poisoned)
     clients = Clients(checked, hub, problem)
-    clients.host("client-0")
-    clients.host("client-[1234]")
+    clients.hosting("client-0")
+    clients.hosting("client-[1234]")
     with pytest.raises(KeyboardInterrupt):
-        coordinate(checked, "run", hub.transport("run"), tmp_path, progress=Failing(4))
+        coordinate(checked, "run", hub.transport("run"), tmp_path, progress=Ending(4))
     result = clients.coordinate(tmp_path, heard)
     assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
     for name in ("round", "rounds", "loss"):

@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 
 from fedseed.errors import MessageError
 from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
-from fedseed.methods.payload import Reader
 
 numbers = st.integers(0, 2**32 - 1)
 messages = st.builds(
@@ -45,16 +44,3 @@ def test_another_stream_version_is_refused_by_name():
 def test_what_a_message_is_about_is_checked(expected, text):
     with pytest.raises(MessageError, match=text):
         Message(MessageKind.STEP, 1, 5, 0, b"").expect(*expected)
-
-
-def test_reader_checks_length_and_values():
-    reader = Reader(b"\x00\x00\x80\x3f" + b"\x00\x00\x80\x7f")
-    assert reader.array("f4", 1)[0] == 1.0
-    with pytest.raises(MessageError, match="inf"):
-        reader.array("f4", 1)
-    with pytest.raises(MessageError, match="too short"):
-        Reader(b"1234567").array("u8", 1)
-    with pytest.raises(MessageError, match="too short"):
-        Reader(b"").array("f4", 2**40)  # a forged count asks for no memory
-    with pytest.raises(MessageError, match="left over"):
-        Reader(b"x").end()

@@ -2,11 +2,10 @@
 
 import shutil
 import signal
-import time
 
 import pytest
 
-from support.network import Line, repeats
+from support.network import Line, repeats, until
 from support.problem import METHODS
 from support.tiers import mark
 
@@ -19,13 +18,6 @@ CLIPPING = {"name": "centred-clipping", "liars": 1, "radius": 0.5, "momentum": 0
 RECIPES["fedavg-clipping"] = {**RECIPES["fedavg"], "aggregation": CLIPPING}
 SAME = ("round", "loss", "clients", "skipped", "bytes_up", "bytes_down", "forward_passes",
         "backward_passes", "weights_digest", "rounds", "attacked")  # fmt: skip
-
-
-def until(true, what, seconds=120):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 # every method goes over the transport in memory always (test_in_memory.py); over NATS the others when there is time
@@ -57,7 +49,7 @@ def test_a_killed_client_is_waited_for_where_its_answer_is_needed(problem, netwo
     coordinator, other = net.coordinator(), net.host(0, 1, 2, slow=0.03)
     victim = net.host(3, 4, slow=0.03)
     for at in (7, 23):
-        until(lambda at=at, victim=victim: victim.reached(at), "the victim does nothing")
+        until(lambda at=at, victim=victim: victim.reached(at), 120, "the victim does nothing")
         victim.kill()
         victim = net.host(3, 4, slow=0.03)
     net.check(problem, coordinator, [other, victim], expected.summary)
@@ -66,9 +58,9 @@ def test_a_killed_client_is_waited_for_where_its_answer_is_needed(problem, netwo
 def test_a_run_goes_on_without_a_killed_client(problem, network, shared_server):
     net = network(shared_server, {**SLOW, "federation": {"dead_after": 2.0}})
     coordinator, other, victim = net.coordinator(), net.host(0, 1, 2, slow=0.03), net.host(3, 4, slow=0.03)
-    until(lambda: victim.reached(7), "the victim does nothing")
+    until(lambda: victim.reached(7), 120, "the victim does nothing")
     victim.kill()
-    until(lambda: other.reached(20), "the others do not go on")
+    until(lambda: other.reached(20), 120, "the others do not go on")
     late = net.host(3, 4)  # joins at a round in the middle, and catches up
     net.check(problem, coordinator, [other, late])
     # on a busy machine others may be silent for so long, too
@@ -84,7 +76,7 @@ def test_a_coordinator_may_be_killed(name, problem, network, shared_server, in_p
     coordinator = net.coordinator()
     hosts = [net.host(0, 1, 2, slow=0.05), net.host(3, 4, slow=0.05)]
     for at in (0, 3, 5) if name != "feedsign" else (4, 13, 20):
-        until(lambda at=at: hosts[0].reached(at), "nothing goes on")
+        until(lambda at=at: hosts[0].reached(at), 120, "nothing goes on")
         coordinator.kill()
         coordinator = net.coordinator()
     net.check(problem, coordinator, hosts, expected.summary)
@@ -97,9 +89,9 @@ def test_a_client_stopped_for_longer_than_the_deadline(problem, network, shared_
     # rounds end by the deadline long before the victim, silent for a moment on a busy machine, too, counts as gone
     net = network(shared_server, {**SLOW, "federation": {"deadline": 0.5, "dead_after": 30.0}})
     coordinator, other, victim = net.coordinator(), net.host(0, 1, 2, slow=0.05), net.host(3, 4, slow=0.05)
-    until(lambda: victim.reached(5), "the victim does nothing")
+    until(lambda: victim.reached(5), 120, "the victim does nothing")
     victim.signal(signal.SIGSTOP)
-    until(lambda: other.reached(12), "the others do not go on")
+    until(lambda: other.reached(12), 120, "the others do not go on")
     victim.signal(signal.SIGCONT)
     net.check(problem, coordinator, [other, victim])
     reasons = {s["reason"] for line in net.lines() for s in line.get("skipped", [])}
@@ -111,7 +103,7 @@ def test_a_client_that_holds_the_others_up_is_named_and_left_out(problem, networ
     net = network(shared_server, {**SLOW, "federation": {"patience": 1.0}})
     coordinator, others, late = net.coordinator(), net.host(0, 1, 2), net.host(3, slow=10.0)
     others = [others, net.host(4)]
-    until(lambda: (net.status() or {}).get("late") == ["client-3"], "nobody is named")
+    until(lambda: (net.status() or {}).get("late") == ["client-3"], 120, "nobody is named")
     net.check(problem, coordinator, [*others, late])
     assert {s["client"] for line in net.lines() for s in line.get("skipped", [])} == {"client-3"}
 
@@ -130,7 +122,7 @@ def test_a_second_coordinator_refuses(problem, network, shared_server, in_proces
     net = network(shared_server, SLOW)
     expected = in_process(problem, net.recipe)
     coordinator, host = net.coordinator(), net.host(0, 1, 2, 3, 4, slow=0.05)
-    until(lambda: host.reached(5), "nothing goes on")
+    until(lambda: host.reached(5), 120, "nothing goes on")
     second = net.coordinator(out=str(tmp_path / "second"))
     assert second.wait() == 1 and "another coordinator runs" in second.text
     # one that does not answer any more is taken for dead: the new one goes on, the old one can write no more
@@ -139,7 +131,7 @@ def test_a_second_coordinator_refuses(problem, network, shared_server, in_proces
     shutil.copytree(net.out, elsewhere)
     heir = net.coordinator(out=str(elsewhere))
     at = host.said.count("round")
-    until(lambda: host.said.count("round") > at + 3, "the heir does not go on")
+    until(lambda: host.said.count("round") > at + 3, 120, "the heir does not go on")
     coordinator.signal(signal.SIGCONT)
     assert coordinator.wait() == 1 and "another coordinator has written" in coordinator.text
     net.out = elsewhere
@@ -150,13 +142,13 @@ def test_orbit_and_log_repair_each_other(problem, network, server, in_process, t
     net = network(server, SLOW)
     expected = in_process(problem, net.recipe)
     coordinator, host = net.coordinator(), net.host(0, 1, 2, 3, 4, slow=0.02)
-    until(lambda: host.reached(23), "nothing goes on")
+    until(lambda: host.reached(23), 120, "nothing goes on")
     coordinator.kill()
     orbit = net.out / "model.orbit"
     orbit.write_bytes(orbit.read_bytes()[:-200])  # as after a power cut: the newest steps are on the server only
     (net.out / "progress.jsonl").write_bytes(b"")
     coordinator = net.coordinator()
-    until(lambda: host.reached(33), "the run does not go on")
+    until(lambda: host.reached(33), 120, "the run does not go on")
     coordinator.kill()
     server.kill()  # now the server loses everything
     shutil.rmtree(server.folder / "store")

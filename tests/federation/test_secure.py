@@ -3,19 +3,17 @@
 import asyncio
 import json
 import re
-import threading
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedseed.errors import FedseedError, MessageError
 from fedseed.federation import secure, secure_talk
 from fedseed.federation.answers import Answers
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import SAID, plan_message
 from fedseed.federation.secure import SecureCoordinator
 from fedseed.privacy.secure import LostError
@@ -25,11 +23,13 @@ from fedseed.reports.progress import Silent
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryClient
-from support.network import federation_of, in_process, repeats
+from support.heard import Ending, Heard
+from support.network import federation_of, in_process, repeats, until
 from support.parts import part_of
 from support.problem import Problem
 from support.secure import ABSURD, Liar, in_the_clear
 from support.tiers import mark
+from support.together import Together
 
 pytestmark = pytest.mark.usefixtures("quickly")
 
@@ -53,60 +53,41 @@ def recipe(method, rounds=4, **more):
     })  # fmt: skip
 
 
-class Told(Silent):
-    """Remembers warnings; ends the coordinator when a text comes in one, or after a round."""
-
-    def __init__(self, ends=None):
-        self.texts, self.ends = [], ends
-
-    def warn(self, text):
-        self.texts.append(text)
-
-
-class Run:
+class Run(Together):
     """Clients in threads, and what they send, over a hub."""
 
     def __init__(self, checked, problem, monkeypatch=None, identities=None, opened=None):
-        self.opened = opened
-        self.checked, self.hub, self.digests, self.sent = checked, Hub(), [], []
-        federations = {
+        self.hub, self.sent, self.identities, self.opened = Hub(), [], identities or {}, opened
+        super().__init__(checked, lambda: self.hub.transport("run"))
+        self.federations = {
             names: problem.federation(checked.method, rounds=checked.rounds, seed=checked.seed, joint=False,
                                       per_round=5, secure_sums=checked.secure_sums)
             for names in HOSTS
         }  # fmt: skip
-        self.identities = identities or {}
-        self.threads = [threading.Thread(target=self._live, args=(federations[n], n), daemon=True) for n in HOSTS]
         if monkeypatch is not None:
             send = MemoryClient.send
 
             async def spied(end, client, what, data):
-                if end._shared is self.hub.transport("run")._shared:  # another test's may still be there
+                if end._shared is self.way()._shared:  # another test's may still be there
                     self.sent.append((client, what, bytes(data)))
                 await send(end, client, what, data)
 
             monkeypatch.setattr(MemoryClient, "send", spied)
 
-    def _live(self, federation, names):
-        torch.set_num_threads(1)
+    def load(self, names):
+        hosted = part_of(self.federations[names], names)
+        hosted.identities = {name: self.identities[name] for name in names if name in self.identities}
+        hosted.opened = self.opened
+        return hosted
 
-        def load():
-            hosted = part_of(federation, names)
-            hosted.identities = {name: self.identities[name] for name in names if name in self.identities}
-            hosted.opened = self.opened
-            return hosted
-
-        self.digests.append(NetworkClient(self.hub.transport("run"), "run", load, 4).run())
-
-    def coordinate(self, out, progress=None):
-        if not self.threads[0].is_alive():
-            for thread in self.threads:
-                thread.start()
-        return coordinate(self.checked, "run", self.hub.transport("run"), out, progress=progress)
+    def here(self, out, progress=None):
+        """The coordinator in this thread, with the clients that it finds, or that begin now."""
+        for names in HOSTS if not self._threads else ():
+            self.host(names, partial(self.load, names))
+        return coordinate(self.checked, "run", self.way(), out, progress=progress)
 
     def end(self):
-        for thread in self.threads:
-            thread.join()
-        (digest,) = set(self.digests)
+        (digest,) = self.wait()
         return digest
 
 
@@ -118,7 +99,7 @@ def alone(checked, problem):
 def test_the_result_is_that_of_one_process(method, problem, tmp_path):
     checked = recipe(method)
     expected, run = alone(checked, problem), Run(checked, problem)
-    result = run.coordinate(tmp_path / "run")
+    result = run.here(tmp_path / "run")
     assert run.end() == expected.summary["weights_digest"] == result.summary["weights_digest"]
     assert repeats(result.summary["refusals"]) and result.summary["repeated_rounds"] == 0
     for key in ("bytes_up", "bytes_down", "skipped", "train_loss"):
@@ -139,11 +120,11 @@ def test_who_says_nothing_when_the_sum_is_opened_is_in_it_all_the_same(gone, pro
 
     monkeypatch.setattr(secure_talk, "answered", fails)
     checked = recipe("zo-fedsgd")
-    expected, run, told = alone(checked, problem), Run(checked, problem), Told()
-    result = run.coordinate(tmp_path / "run", told)
+    expected, run, told = alone(checked, problem), Run(checked, problem), Heard()
+    result = run.here(tmp_path / "run", told)
     assert run.end() == expected.summary["weights_digest"]
     assert result.summary["repeated_rounds"] == 0 and len(silent) == 3
-    assert any("says nothing for a secure sum: gone" in text for text in told.texts)
+    assert any("says nothing for a secure sum: gone" in text for text in told.warnings)
 
 
 def test_one_client_alone_does_not_say_that_a_round_is_lost(problem, tmp_path, monkeypatch):
@@ -159,11 +140,11 @@ def test_one_client_alone_does_not_say_that_a_round_is_lost(problem, tmp_path, m
 
     monkeypatch.setattr(secure_talk, "answered", lies)
     checked = recipe("zo-fedsgd")
-    expected, run, told = alone(checked, problem), Run(checked, problem), Told()
-    result = run.coordinate(tmp_path / "run", told)
+    expected, run, told = alone(checked, problem), Run(checked, problem), Heard()
+    result = run.here(tmp_path / "run", told)
     assert run.end() == expected.summary["weights_digest"]
     assert result.summary["repeated_rounds"] == 0
-    assert any("client-3 has opened this round, or a later one, before" in text for text in told.texts)
+    assert any("client-3 has opened this round, or a later one, before" in text for text in told.warnings)
 
 
 def test_a_coordinator_that_ends_before_it_asks_for_shares_and_one_that_goes_on(problem, tmp_path, monkeypatch):
@@ -179,15 +160,15 @@ def test_a_coordinator_that_ends_before_it_asks_for_shares_and_one_that_goes_on(
 
     monkeypatch.setattr(SecureCoordinator, "opening", ends)
     with pytest.raises(KeyboardInterrupt):
-        run.coordinate(tmp_path / "run")
-    result = run.coordinate(tmp_path / "run")
+        run.here(tmp_path / "run")
+    result = run.here(tmp_path / "run")
     assert run.end() == expected.summary["weights_digest"] == result.summary["weights_digest"]
     assert result.summary["repeated_rounds"] == 1
 
 
 def test_a_coordinator_that_ends_within_a_round_and_one_that_goes_on(problem, tmp_path, monkeypatch):
     """It ends when round 2 was opened and its step not written: nobody opens it again, its step is an empty one."""
-    checked, steps, told = recipe("feedsign"), [], Told()
+    checked, steps, told = recipe("feedsign"), [], Heard()
     run = Run(checked, problem)
     close = SecureCoordinator.close
 
@@ -199,20 +180,12 @@ def test_a_coordinator_that_ends_within_a_round_and_one_that_goes_on(problem, tm
 
     monkeypatch.setattr(SecureCoordinator, "close", ends)
     with pytest.raises(KeyboardInterrupt):
-        run.coordinate(tmp_path / "run")
-    result = run.coordinate(tmp_path / "run", told)
+        run.here(tmp_path / "run")
+    result = run.here(tmp_path / "run", told)
     assert run.end() == result.summary["weights_digest"]
     assert result.summary["rounds"] == 4 and steps[0] is not steps[2]
     assert result.summary["not_taken"] == 1
-    assert any("round 2: the step is not taken" in text and "its sum is lost" in text for text in told.texts)
-
-
-class Ends(Told):
-    """Ends a coordinator after a round."""
-
-    def round(self, line):
-        if line.round == self.ends:
-            raise KeyboardInterrupt
+    assert any("round 2: the step is not taken" in text and "its sum is lost" in text for text in told.warnings)
 
 
 @pytest.mark.parametrize("lie", ["accuses all", "another share"])
@@ -226,27 +199,27 @@ def test_a_coordinator_that_is_started_again_knows_who_is_barred(lie, problem, t
     monkeypatch.setattr(secure, "SecureClient", Client)
     run = Run(recipe("zo-fedsgd", evaluation={"every": 1}), problem)
     with pytest.raises(KeyboardInterrupt):
-        run.coordinate(tmp_path / "run", Ends(2))
+        run.here(tmp_path / "run", Ending(2))
     (path,) = (tmp_path / "run" / "proofs").iterdir()
     (path.parent / "2.json").write_bytes(path.read_bytes())  # it shows nothing of another client
     (path.parent / "3.json").write_text('{"terms": 1}')
-    told = Told()
-    result = run.coordinate(tmp_path / "run", told)
+    told = Heard()
+    result = run.here(tmp_path / "run", told)
     run.end()
     assert path.name == "1.json" and result.summary["repeated_rounds"] == 0 and not result.summary["not_taken"]
     assert {*result.metrics[3]["clients"]} == {*result.metrics[4]["clients"]} == {f"client-{n}" for n in (0, 2, 3, 4)}
     assert list(result.summary["refusals"]) == ["client-1"]
-    assert sum("shows nothing, so nobody is barred by it" in text for text in told.texts) == 2
+    assert sum("shows nothing, so nobody is barred by it" in text for text in told.warnings) == 2
 
 
 @pytest.mark.parametrize(("bits", "times"), [(4, 1), (32, 0)])
 def test_values_of_few_steps_are_warned_of_once(bits, times, problem, tmp_path):
     """In steps of a 16th a projection of 3 has 48, a hundredth and more of which is lost."""
-    told = Told()
+    told = Heard()
     checked = recipe("zo-fedsgd", rounds=2, secure_sums={"fraction_bits": bits})
     federation = federation_of(problem, checked, progress=told)
     federation.run()
-    texts = [text for text in told.texts if "raise secure_sums.fraction_bits" in text]
+    texts = [text for text in told.warnings if "raise secure_sums.fraction_bits" in text]
     assert len(texts) == times
     if times:
         assert texts[0].startswith("round 1: values of at most ") and "are added up in steps of 6.2e-02" in texts[0]
@@ -258,7 +231,7 @@ def test_a_process_that_is_started_again_opens_no_round_twice(problem, tmp_path)
     """It remembers in files what it has opened, and does not take part in a run whose log was set back."""
     checked, folder = recipe("feedsign"), tmp_path / "opened"
     run = Run(checked, problem, opened=folder)
-    run.coordinate(tmp_path / "run")
+    run.here(tmp_path / "run")
     run.end()
     assert {path.name: path.read_text() for path in folder.iterdir()} == {f"client-{n}": "4" for n in range(5)}
     hosted = part_of(problem.federation(checked.method, per_round=5, secure_sums=checked.secure_sums), ["client-1"])
@@ -282,7 +255,7 @@ def test_who_signs_with_another_key_than_the_recipe_has_is_named_and_left_out(pr
     known = {name: identity_text(key.public_key().public_bytes_raw()) for name, key in own.items()}
     checked = recipe("zo-fedsgd", secure_sums={"identities": known}, evaluation={"every": 1})
     run = Run(checked, problem, identities={**own, "client-1": Ed25519PrivateKey.generate()})
-    result = run.coordinate(tmp_path / "run")
+    result = run.here(tmp_path / "run")
     run.end()
     assert [line["clients"] for line in result.metrics[2:]] == [["client-0", "client-2", "client-3", "client-4"]] * 3
     ((name, reasons),) = result.summary["refusals"].items()
@@ -302,7 +275,7 @@ def test_nothing_but_masked_words_depends_on_a_clients_data(tmp_path):
             problem.spoil()
         with pytest.MonkeyPatch.context() as patch:
             run = Run(recipe("zo-fedsgd"), problem, patch)
-            run.coordinate(tmp_path / kind)
+            run.here(tmp_path / kind)
             run.end()
         said = set()
         for client, what, data in run.sent:
@@ -342,8 +315,6 @@ def test_two_clients_are_killed(method, problem, network, shared_server):
     net = network(shared_server, table)
     coordinator = net.coordinator()
     hosts = [net.host(n) for n in range(5)]
-    from support.network import until
-
     until(lambda: coordinator.reached(5), 300, "no round")
     for host in hosts[3:]:
         host.kill()

@@ -4,16 +4,11 @@ import json
 
 import numpy as np
 import pytest
-import tomli_w
 
 from fedseed.flower import client
-from fedseed.flower.server import coordinate
 from fedseed.privacy import PrivateScalars
-from fedseed.reports.progress import Silent
-from fedseed.runs.recipe import Recipe
 from fedseed.transport import flower_wire as wire
-from support.flower import Grid
-from support.parts import part_of
+from support.flower import grid, run, written
 from support.problem import Problem
 
 PRIVATE = {
@@ -21,7 +16,6 @@ PRIVATE = {
     "client": {"clip": 1.0, "noise": 4.0, "budget": 5.0},
 }
 METHOD = {"name": "zo-fedsgd", "basis": "rademacher", "seeds": "shared", "learning_rate": 1e-2, "batch": 8}
-PAIR = [{"client": "client-0,client-3"}, {"client": "client-[124]"}]
 CHANCE = {"seconds", "rebuild", "time", "question", "heard", "epoch"}  # times, random names, and what depends on them
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quickly", "without_pictures")]
@@ -43,27 +37,18 @@ def still(told, level):
 def ran(level, problem, folder, monkeypatch):
     """All that nodes said."""
     folder.mkdir()
-    recipe = {
-        "seed": 3, "rounds": 200, "evaluation": {"every": 4}, "method": METHOD,
-        "federation": {"joint": False, "deadline": 30.0}, "privacy": {"level": level, **PRIVATE[level]},
-    }  # fmt: skip
-    path, checked, said = folder / "recipe.toml", Recipe.model_validate(recipe), []
-    path.write_text(tomli_w.dumps(recipe))
-    reply = client.reply
+    private = {"level": level, **PRIVATE[level]}
+    path, recipe = written(folder, METHOD, rounds=200, evaluation={"every": 4}, privacy=private)
+    reply, said = client.reply, []
 
     def heard(*arguments):
         made = reply(*arguments)
         said.append(wire.table(made))
         return made
 
-    def load(names):
-        federation = problem.federation(checked.method, rounds=200, seed=3, joint=False, per_round=5)
-        return part_of(federation, names or ["*"])
-
     with monkeypatch.context() as patch:
         patch.setattr(client, "reply", heard)
-        over = Grid(PAIR, path, load, processes=False, run_config={"out": str(folder / "run")})
-        coordinate(over, over.context, path, Silent())
+        run(grid(path, problem, recipe, folder / "run", processes=False), path)
     return said
 
 

@@ -7,10 +7,9 @@ import pytest
 from fedseed import Orbit
 from fedseed.errors import FedseedError
 from fedseed.flower.server import coordinate
-from fedseed.reports.progress import Silent
 from fedseed.transport import flower
 from support.flower import PAIR, grid, run, told, written
-from support.heard import Heard
+from support.heard import Ending, Heard
 
 METHODS = ("ferret", "feedsign", "fedkseed-pro", "fedadam", "fedmezo")
 VIRTUAL = [{"partition-id": number, "num-partitions": 3} for number in range(3)]
@@ -95,24 +94,13 @@ def test_a_round_goes_on_without_a_node_that_fails_or_has_gone(problem, tmp_path
     assert result.summary["rounds"] == 3
 
 
-class Failing(Silent):
-    """Ends a ServerApp after a round."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def round(self, line):
-        if line.round == self.number:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("method", ["ferret", "fedadam"])
 def test_an_interrupted_run_goes_on_in_its_folder(method, problem, tmp_path, in_process):
     path, recipe = written(tmp_path, method)
     expected = in_process(problem, recipe)
     over = grid(path, problem, recipe, tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        coordinate(over, over.context, path, Failing(3))
+        coordinate(over, over.context, path, Ending(3))
     second = grid(path, problem, recipe, tmp_path / "run")  # Flower keeps nothing from one run to the next
     result, said = run(second, path)
     assert "resumed after round 3 of 6" in said

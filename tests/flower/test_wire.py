@@ -1,12 +1,9 @@
 """What a message and a node's state hold."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from fedseed.errors import MessageError, RecipeError
+from fedseed.errors import RecipeError
 from fedseed.flower.config import place_of, recipe_of
-from fedseed.transport import flower_wire as wire
 
 
 def test_configurations(tmp_path):
@@ -24,9 +21,3 @@ def test_configurations(tmp_path):
     assert found == [["a", "c"], ["b"]]
     with pytest.raises(RecipeError, match="node config: whose work does this node do"):
         place_of({"data": "/d"})
-
-
-def test_a_message_of_another_app_is_told_apart():
-    other = SimpleNamespace(content=SimpleNamespace(config_records={}))
-    with pytest.raises(MessageError, match="are not of one app"):
-        wire.table(other)

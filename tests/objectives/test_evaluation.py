@@ -6,7 +6,6 @@ products: 1e-4 relative is allowed, in float32, and about 1e-6 is seen.
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from fedseed import Federation
 from fedseed.objectives.evaluation import choice_metrics
@@ -14,6 +13,7 @@ from fedseed.objectives.generation import generate
 from fedseed.objectives.losses import CausalLM, Choices
 from fedseed.objectives.tokens import IGNORE, longest_input
 from fedseed.tasks.data import Choice, Example
+from support.text_bases import random_model
 
 PROMPTS = ["a", "Sort these words : b a c", "### Instruction:\nSay what the longest word of this line is", "x y z"]
 ROOM = 64
@@ -27,13 +27,13 @@ CHOICES = [
 
 @pytest.fixture(params=["opt", "llama"], scope="module")
 def model(request, small):
-    torch.manual_seed(0)
-    tokenizer = small[1]
-    ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(tokenizer)}
+    ids = {"pad_token_id": small[1].pad_token_id, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(small[1])}
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": ROOM}
-    if request.param == "opt":
-        return OPTForCausalLM(OPTConfig(**sizes, **ids, ffn_dim=64, word_embed_proj_dim=32, init_std=0.3)).eval()
-    return LlamaForCausalLM(LlamaConfig(**sizes, **ids, intermediate_size=64, initializer_range=0.3)).eval()
+    own = {
+        "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3},
+        "llama": {"intermediate_size": 64, "initializer_range": 0.3},
+    }
+    return random_model(request.param, **sizes, **ids, **own[request.param]).eval()
 
 
 def one_by_one(model, objective, prompt, new):

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-import transformers as tf
 
 from fedseed import Basis, FedAvg, MeZO, ParameterSpace
 from fedseed.errors import RecipeError
@@ -16,7 +15,7 @@ from fedseed.objectives.seq2seq import Seq2SeqLM
 from fedseed.runs.assembly import Federation
 from fedseed.tasks.data import Example
 from fedseed.weights.row_losses import row_losses
-from support.text_bases import write
+from support.text_bases import random_model, write
 from support.tiers import mark
 
 NEW = 6
@@ -41,13 +40,10 @@ class Heard:
 
 
 def tiny(kind, tokenizer):
-    torch.manual_seed(0)
     ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(tokenizer)}
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
-    narrow = {**sizes, **ids, "intermediate_size": 64, "initializer_range": 0.3}
-    if kind == "mistral":
-        return tf.MistralForCausalLM(tf.MistralConfig(**narrow, num_key_value_heads=2, sliding_window=6)).eval()
-    return tf.LlamaForCausalLM(tf.LlamaConfig(**narrow)).eval()
+    own = {"num_key_value_heads": 2, "sliding_window": 6} if kind == "mistral" else {}
+    return random_model(kind, **sizes, **ids, intermediate_size=64, initializer_range=0.3, **own).eval()
 
 
 def alone(space, objective, items, basis, directions, scales):

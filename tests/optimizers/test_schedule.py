@@ -9,6 +9,7 @@ from fedseed.errors import RecipeError
 from fedseed.optimizers.schedule import Schedule, lasting
 from fedseed.runs.recipe import read_recipe
 from fedseed.training.settings import LocalTraining
+from support.left import stop_after
 from support.tiers import mark
 from support.zeroth_order import QUICK, federation, model
 
@@ -52,20 +53,7 @@ METHODS = {
 def test_a_run_that_stops_and_goes_on_and_a_replay_find_the_same_rates(name, tmp_path, quickly):
     method, settings = METHODS[name], {"rounds": 6, "evaluate_every": 3, "clients": 1 if "mezo-" in name else 3}
     whole = federation(method, out=tmp_path / "whole", **settings).run().summary
-    stopped = federation(method, out=tmp_path / "part", **settings)
-    recorded = stopped.recorded
-
-    class StopHereError(Exception):
-        pass
-
-    def stopping(line, log):
-        recorded(line, log)
-        if line.round == 4:
-            raise StopHereError
-
-    stopped.recorded = stopping
-    with pytest.raises(StopHereError):
-        stopped.run()
+    stop_after(federation(method, out=tmp_path / "part", **settings), 4)
     resumed = federation(method, out=tmp_path / "part", **settings).run(resume=True).summary
     assert resumed["weights_digest"] == whole["weights_digest"]
     plain = method.model_copy(

@@ -3,7 +3,6 @@ import struct
 import tempfile
 import tracemalloc
 import zlib
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from fedseed import Ferret, Orbit, ParameterSpace
 from fedseed.errors import OrbitError
-from fedseed.methods import REGISTRY
 from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.orbit import Header, OrbitWriter, Record
 from fedseed.orbit.header import FORMAT
@@ -222,14 +220,6 @@ def test_another_base_is_refused_and_left_alone(tmp_path):
     assert base_digest(other) == before
 
 
-def test_an_orbit_is_never_overwritten_nor_that_of_another_run_taken_up(data, tmp_path):
-    with pytest.raises(OrbitError, match="there is an orbit already"):
-        write(tmp_path / "a.orbit")
-    with pytest.raises(OrbitError, match=r"a\.orbit is the orbit of another run: seed: 7, 8 here"):
-        OrbitWriter(tmp_path / "a.orbit", replace(Orbit.parse(data).header, seed=8), resume=True)
-    assert (tmp_path / "a.orbit").read_bytes() == data
-
-
 def test_a_step_is_on_disk_before_it_is_heard_of_and_a_file_is_ended_once(tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
     write(tmp_path / "a.orbit")
@@ -263,13 +253,3 @@ def test_a_step_follows_the_one_before_it(data, tmp_path):
         with pytest.raises(OrbitError, match=f"step {number} can't follow step 2"):
             writer.append(Record(number, b""))
     writer.release()
-
-
-def test_header_of_an_unknown_method(tmp_path, monkeypatch):
-    write(tmp_path / "a.orbit")
-    without = {name: entry for name, entry in REGISTRY._entries.items() if name != "ferret"}
-    monkeypatch.setattr(REGISTRY, "_entries", without)  # whole, so that their order is as before afterwards
-    with pytest.raises(
-        OrbitError, match=r"orbit's method 'ferret' is unknown here .*feedsign.*with --plugin, or install"
-    ):
-        Orbit.open(tmp_path / "a.orbit")

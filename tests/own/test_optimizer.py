@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-import fedseed
 from fedseed import FedAvg, FedKSeed, FeedSign, MeZO, Orbit, ParameterSpace, ZOOptimizer
 from fedseed.errors import OrbitError, RecipeError
-from support import text_bases
 from support.zeroth_order import data, model
 
 CLIENTS, _ = data(1)
@@ -114,23 +112,6 @@ def test_modes_and_gradients_are_left_as_they_are():
     ZOOptimizer(tuned, learning_rate=0.05).step(closure)
     assert seen == [(False, False)] * 2 and tuned[1].training and not tuned[0].training
     assert all(p.grad is None for p in tuned.parameters())
-
-
-def test_a_part_of_a_language_model_comes_back_from_kilobytes(tmp_path):
-    """A frozen half, a base of transformers, a fresh process' way back: `from_orbit`."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    base = str(text_bases.write(tmp_path / "base", "llama"))
-    tuned, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
-    tuned.model.embed_tokens.weight.requires_grad_(False)
-    batch = tokenizer(["the film was great", "the story was bad"], return_tensors="pt")
-    with ZOOptimizer(tuned, learning_rate=1e-3, orbit=tmp_path / "a.orbit") as optimizer:
-        for _ in range(20):
-            optimizer.step(lambda: tuned(**batch, labels=batch["input_ids"]).loss)
-    again = fedseed.from_orbit(tmp_path / "a.orbit")
-    for name, tensor in tuned.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
-    assert (tmp_path / "a.orbit").stat().st_size < 2000
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

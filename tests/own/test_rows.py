@@ -1,7 +1,5 @@
 """`Federation(model, datasets=[...], method=...)`: rows in memory are learnt as a recipe's files are."""
 
-import json
-
 import pytest
 from datasets import Dataset
 
@@ -13,6 +11,7 @@ from fedseed.objectives.losses import CausalLM, Choices
 from fedseed.objectives.seq2seq import Seq2SeqLM
 from fedseed.tasks.data import ClientData, Example
 from support import text_bases
+from support.instruction_files import write_lines
 
 METHOD = {"name": "feedsign", "learning_rate": 1e-3, "batch": 2}
 FORMS = {
@@ -40,8 +39,7 @@ def test_rows_give_the_digest_of_the_recipe_with_their_files(form, kind, base, t
     sets = {name: [FORMS[form](name, i) for i in range(6)] for name in ("east", "north")}
     held = [FORMS[form]("story", i) for i in range(4)]
     for name, rows in {**sets, "test/held": held}.items():
-        (tmp_path / f"{name}.jsonl").parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
     (tmp_path / "recipe.toml").write_text(f"""
         rounds = 3
         seed = 5

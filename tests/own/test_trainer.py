@@ -1,8 +1,7 @@
 """`fedseed.patch(trainer)`: Trainers of transformers as clients of a run, to the digest of its recipe."""
 
 import asyncio
-import json
-import threading
+from functools import partial
 
 import pytest
 import torch
@@ -16,16 +15,16 @@ from fedseed.objectives.losses import CausalLM
 from fedseed.own.trainer import TrainerLoss
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading
-from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData
 from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.weights.devices import limited
 from support import text_bases
+from support.instruction_files import write_lines
+from support.together import Together
 
 NAMES = ("north", "south", "east")
-LOADING = threading.Lock()
 
 
 def tokenised(tokenizer, examples):
@@ -86,7 +85,7 @@ def folder(tmp_path_factory):
     folder, words = tmp_path_factory.mktemp("data"), ["film", "story", "fine film", "very good story"]
     for name in NAMES:
         rows = [{"prompt": f"the {words[i % 4]} was", "completion": f" {'good' if i % 3 else name}"} for i in range(8)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(folder / f"{name}.jsonl", rows)
     return folder
 
 
@@ -98,6 +97,7 @@ def test_three_trainers_end_with_the_digest_of_the_recipe(base, folder, method, 
     with limited(1):
         expected = build(checked).run().summary
     run, trainers, found = f"trainers-{method}", {}, {}
+    together = Together(checked, lambda: transport(Access(shared_server.url), run), run)
     for name in NAMES:
         model, tokenizer = load_model(base)
         own = Loading(checked, [name], own=OwnData(folder / f"{name}.jsonl"))
@@ -110,24 +110,18 @@ def test_three_trainers_end_with_the_digest_of_the_recipe(base, folder, method, 
         found[name] = trainers[name].train()
 
     def live(name):
-        torch.set_num_threads(1)
         if name == "south":
             asyncio.run(in_a_notebook(name))
         else:
             found[name] = trainers[name].train()
 
-    def serve():
-        found["run"] = coordinate(checked, run, transport(Access(shared_server.url), run), tmp_path / "run").summary
-
-    threads = [threading.Thread(target=live, args=[name], daemon=True) for name in NAMES]
-    threads.append(threading.Thread(target=serve, daemon=True))
     with limited(1):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found["run"]["weights_digest"] == expected["weights_digest"]
-    assert found["run"]["final"]["loss"] == pytest.approx(expected["final"]["loss"], abs=1e-6)
+        for name in NAMES:
+            together.begin(name, partial(live, name))
+        result = together.coordinate(tmp_path / "run").summary
+        together.wait()
+    assert result["weights_digest"] == expected["weights_digest"]
+    assert result["final"]["loss"] == pytest.approx(expected["final"]["loss"], abs=1e-6)
     tuned = fedseed.from_orbit(tmp_path / "run").state_dict()
     for name, trainer in trainers.items():
         assert found[name].metrics["weights_digest"] == expected["weights_digest"]

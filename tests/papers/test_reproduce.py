@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fedseed_papers.catalogue import catalogue
-from support.command import fedseed
+from support.command import fedseed, well
 from support.page import Page
 
 
@@ -24,8 +24,7 @@ def test_the_list_has_all_items_with_their_states():
 
 @pytest.mark.long
 def test_an_item_leaves_data_picture_table_and_a_page_that_asks_for_nothing(tmp_path):
-    shown = fedseed("reproduce", "ferret/figure-6", "--out", tmp_path)
-    assert shown.returncode == 0, shown.stderr
+    shown = well("reproduce", "ferret/figure-6", "--out", tmp_path)
     assert "holds" in shown.stdout and "Here: Slope" in shown.stdout
     folder = tmp_path / "ferret" / "figure-6" / "exact"
     page = (folder / "page.html").read_text()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedseed
-from fedseed import Federation, MeZO
+from fedseed import Federation, MeZO, ZOFedSGD
 from fedseed.errors import RecipeError
 from fedseed.federation.worker import Worker
 from fedseed.models.adapters import LoRA, install
@@ -23,23 +23,7 @@ from fedseed.tasks.data import Example
 from fedseed.training.client import LocalClient
 
 BASE = str(Path(fedseed.__file__).parent / "base" / "small")
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "while",
-    "seven",
-    "dogs",
-    "ran",
-    "over",
-    "blue",
-    "hills",
-    "and",
-    "slept",
-]
+WORDS = "the cat sat on a mat while seven dogs ran over blue hills and slept"
 CLIP, SCALE = 0.01, 1e-3
 PRIVATE = PrivacySettings(level="example", clip=CLIP, noise=1.0)
 ALLOWED = {"float32": {}, "float32, an adapter": {}, "4 bits under an adapter": {"quantization": "4bit"}}
@@ -56,8 +40,8 @@ def base(name):
 
 
 def texts(lengths, seed):
-    drawn = np.random.default_rng(seed)
-    return [Example(" ".join(drawn.choice(WORDS, 4)), " ".join(drawn.choice(WORDS, n))) for n in lengths]
+    drawn, words = np.random.default_rng(seed), WORDS.split()
+    return [Example(" ".join(drawn.choice(words, 4)), " ".join(drawn.choice(words, n))) for n in lengths]
 
 
 def moved(name, batches=4):
@@ -92,3 +76,5 @@ def test_it_moves_them_in_few_bits_which_are_refused(name):
     assert moved(name) > 0.02
     with pytest.raises(RecipeError, match=r'privacy.level = "example" with (bfloat16|float16|int8) weights'):
         Federation(model, [texts([3, 5], 1)], MeZO(batch=2), objective, 1, privacy=PRIVATE)
+    shared, whole = ZOFedSGD(batch=2, seeds="shared"), PrivacySettings(level="client", clip=1.0, noise=1.0)
+    Federation(model, [texts([3, 5], 1)], shared, objective, 1, privacy=whole)  # whose sums are not of examples

@@ -8,8 +8,8 @@ from fedseed import Federation, FedKSeed, FedMeZO, Ferret, MeZO, Orbit, ZOFedSGD
 from fedseed.errors import RecipeError
 from fedseed.methods.payload import About
 from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protected, scalars
-from fedseed.runs.folder import RunFolder
 from fedseed.runs.recipe import Recipe, stored_recipe
+from support.heard import Ending
 from support.told import CLIENTS, PAGE, data, in_files, listed, still
 from support.zeroth_order import OBJECTIVE, model
 
@@ -55,10 +55,6 @@ def constant(monkeypatch):
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------
-
-
-def also_told():
-    return listed(PAGE.parent / "privacy.md")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -175,14 +171,8 @@ def test_a_run_ends_at_its_budget_with_the_model_of_before(tmp_path):
     privacy = CLIENT.model_copy(update={"budget": 9.0, "noise": 1.5})
     settings = {"privacy": privacy, "rounds": 50, "per_round": 3}
 
-    def ends(self, line, add=RunFolder.add_metrics):
-        add(self, line)
-        if line.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunFolder, "add_metrics", ends)
-        federation(out=tmp_path / "run", **settings).run()
+    with pytest.raises(KeyboardInterrupt):
+        federation(out=tmp_path / "run", progress=Ending(2), **settings).run()
     again = federation(out=tmp_path / "run", **settings)
     summary = again.run(resume=True).summary
     whole_run = federation(**settings)
@@ -195,8 +185,8 @@ def test_a_run_ends_at_its_budget_with_the_model_of_before(tmp_path):
     assert epsilon(int(turns.max()), 1.5).expected > 9.0  # one round more would be too much
     orbit = Orbit.open(tmp_path / "run" / "model.orbit")
     assert len(orbit.records) == rounds and orbit.records[-1].digest == summary["weights_digest"]
-    here = in_files(tmp_path / "run")  # and the page lists nothing that is not told
-    assert {(f, n) for f, names in also_told().items() if f in here for n in names - here[f]} == set()
+    here, page = in_files(tmp_path / "run"), listed(PAGE.parent / "privacy.md")  # which lists nothing that is not told
+    assert {(f, n) for f, names in page.items() if f in here for n in names - here[f]} == set()
     finished = federation(out=tmp_path / "run", **settings)
     assert finished.run(resume=True).summary["privacy"] == spent
 
@@ -249,13 +239,6 @@ FERRET = {"name": "ferret", "seeds": "shared", "allocation": "size"}
 def test_what_makes_no_sense_is_refused_by_name(tables, text):
     with pytest.raises(ValueError, match=text):
         Recipe.model_validate({**TABLE, **tables})
-
-
-def test_sixteen_bits_are_refused_where_examples_are_protected():
-    """A batch is one pass, in which an example's length and size move the rounding of others' losses."""
-    with pytest.raises(RecipeError, match=r'privacy.level = "example" with bfloat16 weights'):
-        Federation(model().bfloat16(), data("plain"), METHODS["zo-own"][0], OBJECTIVE, 1, privacy=EXAMPLE)
-    Federation(model().bfloat16(), data("plain"), METHODS["zo-shared"][0], OBJECTIVE, 1, privacy=CLIENT)
 
 
 def test_a_recipe_says_it_once():

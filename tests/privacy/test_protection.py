@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 
 from fedseed import FedKSeed, FedMeZO, FeedSign
-from fedseed.errors import NonFiniteError
 from fedseed.methods.fedkseed import Accumulated, Pairs, Pool
 from fedseed.methods.fedmezo import Rate
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.payload import About
-from fedseed.methods.zeroth import Projection
 from fedseed.privacy import PrivacySettings, PrivateScalars, protected, protection_of
 from fedseed.randomness import Domain, derive
 from fedseed.training.client import LocalClient
 from fedseed.weights.space import ParameterSpace
+from support.made_up import MadeUp
 from support.rounds import answers
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, model
 
@@ -36,29 +35,9 @@ def quiet(monkeypatch):
     return noted
 
 
-class Scripted:
+def scripted(method, *rho):
     """A client with a projection for each of four directions; NaN: its losses are not usable."""
-
-    number, round = 4, 2
-
-    def __init__(self, *rho):
-        self.rho = rho
-
-    def batches(self, size):
-        while True:
-            yield [0] * size
-
-    def estimates(self, method, basis, along, items, one_sided=False):
-        found = [self.rho[k % 4] for k in along]
-        if all(np.isnan(found)):
-            raise NonFiniteError("no usable loss")
-        return [Projection(0.0 if np.isnan(rho) else rho, rho) for rho in found]
-
-    def apply(self, change):
-        pass
-
-    def skip(self, reason):
-        pass
+    return MadeUp([(method.scale * each, -method.scale * each) for each in rho])
 
 
 def test_a_pool_of_clients_by_hand(quiet):
@@ -72,10 +51,10 @@ def test_a_pool_of_clients_by_hand(quiet):
     about = About(method, state, "update", 2)
     drawn = method.draw(plan, derive(1, Domain.CLIENT_SEED, 2, 4))
     expected = np.array([3.0, -1.0, 2.0, 0.5]) * np.bincount(drawn, minlength=4)
-    sent = protection.train(state, plan, Scripted(3.0, -1.0, 2.0, 0.5))
+    sent = protection.train(state, plan, scripted(method, 3.0, -1.0, 2.0, 0.5))
     assert len(sent.indices) == 4
     np.testing.assert_allclose(sent.vector(about), expected / np.linalg.norm(expected), atol=1e-6)
-    silent = protection.train(state, plan, Scripted(nan, nan, nan, nan))
+    silent = protection.train(state, plan, scripted(method, nan, nan, nan, nan))
     assert len(silent.encode()) == len(sent.encode()) and not silent.scalars.any()
     other = Pairs(np.array([1, 1], dtype=np.uint32), np.array([2.0, 4.0], dtype=np.float32))
     told = protection.combined(state, answers(3, [(0, 1.0, other)]), 3)
@@ -93,7 +72,7 @@ def test_traces_are_bounded_as_projections(quiet, seeds):
     shape = {"steps": 2, "batch": 2, "population": 2, "learning_rate": 0.2, "seeds": seeds}
     method = protected(FedMeZO(**shape, schedule=schedule), CLIENT)
     state, by, protection = replace(method.start(LAYOUT, 7), done=1), 0.75 * 0.2 / 2, protection_of(method)
-    update = protection.train(state, Rate(), Scripted(2.0, nan, -0.5, 0.0))
+    update = protection.train(state, Rate(), scripted(method, 2.0, nan, -0.5, 0.0))
     np.testing.assert_allclose(update.scalars, by * np.array([2.0, 0.0, -0.5, 0.0]) / 4.25**0.5, rtol=1e-6)
     told = protection.combined(state, answers(2, [(4, 0.5, update), (5, 0.5, update)]), 3)
     step = method.aggregate(state, told)

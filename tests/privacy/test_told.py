@@ -3,35 +3,33 @@
 import base64
 import json
 import re
-import threading
 import zlib
 from collections import defaultdict
 
 import numpy as np
 import pytest
-import torch
 
 from fedseed import Federation, FeedSign, Orbit
 from fedseed.cli.network import describe
 from fedseed.errors import NonFiniteError
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.messages import FRAME_BYTES, Message
-from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import Entry, read_header, read_silent, read_step
 from fedseed.orbit.file import begin
 from fedseed.orbit.header import START
 from fedseed.privacy import PrivateScalars, PrivateSign, mechanism_of
 from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.comparison import Compared, results_sheet
-from fedseed.reports.progress import Silent
 from fedseed.runs.joining import Loading
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.tracking.csv import CSV
 from fedseed.transport.base import Transport
 from fedseed.transport.memory import Hub, MemoryClient
+from support.heard import Ending
 from support.parts import part_of
 from support.tiers import mark
+from support.together import Together
 from support.told import CLIENTS, PAGE, contents, data, fields, in_files, listed, still
 from support.zeroth_order import OBJECTIVE, model
 
@@ -113,14 +111,6 @@ class Recorded(Transport):
         return end
 
 
-class Failing(Silent):
-    """Ends a coordinator after round 2."""
-
-    def round(self, line):
-        if line.round == 2:
-            raise KeyboardInterrupt
-
-
 def over(way, kind, out, ask=False, restart=False, recipe=RECIPE):
     """A run with a process for each two clients; what was carried.
 
@@ -132,20 +122,13 @@ def over(way, kind, out, ask=False, restart=False, recipe=RECIPE):
         restart: the coordinator ends after round 2, and another goes on.
         recipe: the recipe's tables.
     """
-    heard, ended, checked = [], [], Recipe.model_validate(recipe)
+    heard, checked = [], Recipe.model_validate(recipe)
     listening = Recorded(way, heard)
-
-    def live(*names):
-        torch.set_num_threads(1)
-        ended.append(NetworkClient(listening, "run", lambda: part_of(hosting[names], names), ROUNDS).run())
-
+    clients = Together(checked, lambda: listening)
     pairs = [(f"client-{n}", f"client-{n + 1}") for n in range(0, CLIENTS, 2)]
-    hosting = {
-        names: federation(kind, checked.method) for names in pairs
-    }  # not at once: the model is drawn by a global generator
-    threads = [threading.Thread(target=live, args=names, daemon=True) for names in pairs]
-    for thread in threads:
-        thread.start()
+    hosting = {names: federation(kind, checked.method) for names in pairs}  # not at once: by a global generator
+    for names in pairs:
+        clients.host(names, lambda names=names: part_of(hosting[names], names))
     asked = Inquiry.ask
 
     async def with_status(self, line, *arguments):
@@ -163,11 +146,9 @@ def over(way, kind, out, ask=False, restart=False, recipe=RECIPE):
             patch.setattr(Inquiry, "ask", with_status)
         if restart:
             with pytest.raises(KeyboardInterrupt):
-                coordinate(checked, "run", listening, out, progress=Failing())
+                coordinate(checked, "run", listening, out, progress=Ending(2))
         result = coordinate(checked, "run", listening, out)
-    for thread in threads:
-        thread.join()
-    assert len(set(ended)) == 1
+    assert len(clients.wait()) == 1
     return heard, result
 
 

@@ -10,7 +10,7 @@ from fedseed.reports.pages import comparison_page, run_page
 from fedseed.reports.results import RoundLine
 from fedseed.reports.tables import Sheet
 from fedseed.reports.view import RunView, view_folder
-from support.command import fedseed
+from support.command import fedseed, well
 from support.page import Page
 from support.problem import Problem
 
@@ -114,8 +114,7 @@ def test_a_page_of_one_run(runs, tmp_path):
 @pytest.mark.parametrize("given", [["."], ["one", "two"]])
 def test_a_page_of_several(runs, given):
     (runs / "report.html").unlink(missing_ok=True)
-    done = fedseed("report", *given, cwd=runs)
-    assert done.returncode == 0, done.stderr
+    well("report", *given, cwd=runs)
     page = Page((runs / "report.html").read_text())
     assert digest(runs / "one") in page.text and digest(runs / "two") in page.text and "seed 1 2" in page.text
 

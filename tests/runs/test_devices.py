@@ -3,13 +3,13 @@
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from fedseed import Federation, Orbit, ParameterSpace
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.runs.recipe import packaged_recipes, read_recipe
+from support.text_bases import save
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -23,16 +23,10 @@ TINY = [
 @pytest.fixture(scope="module")
 def tiny(small, tmp_path_factory):
     """The folder of a causal model of a few thousand parameters."""
-    tokenizer = small[1]
-    folder = tmp_path_factory.mktemp("tiny") / "base"
-    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(
-        LlamaConfig(**sizes, **ids, max_position_embeddings=256, tie_word_embeddings=True)
-    ).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": small[1].pad_token_id}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+             "max_position_embeddings": 256, "tie_word_embeddings": True}  # fmt: skip
+    return save(tmp_path_factory.mktemp("tiny") / "base", small[1], "llama", "AutoModelForCausalLM", {**sizes, **ids})
 
 
 def short(name):

@@ -18,15 +18,8 @@ from support.tiers import mark
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "initializer_range": 0.2}
 LLAMA = {**SIZES, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}
 GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, "initializer_range": 0.2}
-T5 = {
-    "d_model": 32,
-    "d_kv": 16,
-    "d_ff": 64,
-    "num_layers": 1,
-    "num_heads": 2,
-    "decoder_start_token_id": 0,
-    "initializer_factor": 5.0,
-}
+T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
+T5 |= {"decoder_start_token_id": 0, "initializer_factor": 5.0}
 OPT = {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 64, "init_std": 0.2}
 SENTENCES = "▁"  # sentencepiece's blank; else tokens are of bytes
 # the family: its class and sizes, what its tokenizer puts around a text, the names of its tokens, and its blanks

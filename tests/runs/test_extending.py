@@ -5,32 +5,25 @@ import shutil
 
 import pytest
 
-from fedseed import FedAvg, FedKSeed, FeedSign
+from fedseed import FedKSeed
 from fedseed.errors import OrbitError, RecipeError
 from fedseed.orbit import edit
 from fedseed.reports.results import read_summary
 from support.left import left_by, without_seconds
+from support.worker_runs import federation
 
 pytestmark = pytest.mark.usefixtures("quickly")
+SETTINGS = {"ferret": {"digest_every": 4}, "feedsign": {}, "fedavg-adam": {}}
 
 
-def methods(problem):
-    fast = {"basis": "rademacher", "batch": 8, "scale": 1e-3, "learning_rate": 1e-2}
-    return {
-        "ferret": (problem.ferret(allocation="previous", blocks=2), {"digest_every": 4}),
-        "feedsign": (FeedSign(**fast, optimizer="adam"), {"evaluate_every": 4}),
-        "fedavg": (FedAvg(training=problem.training, global_rate=0.05, server="adam"), {}),
-    }
-
-
-@pytest.mark.parametrize("name", ["ferret", "feedsign", "fedavg"])
-def test_the_same_bits_as_with_all_rounds_from_the_start(problem, tmp_path, name, first=3):
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_same_bits_as_with_all_rounds_from_the_start(tmp_path, name, first=3):
     """The shorter run's last round is one of no evaluation."""
-    method, settings = methods(problem)[name]
-    whole = problem.federation(method, out=tmp_path / "whole", **{**settings, "rounds": 7}).run()
-    shorter = problem.federation(method, out=tmp_path / "run", **{**settings, "rounds": first}).run()
+    settings = SETTINGS[name]
+    whole = federation(name, out=tmp_path / "whole", **settings, rounds=7).run()
+    shorter = federation(name, out=tmp_path / "run", **settings, rounds=first).run()
     assert shorter.summary["rounds"] == first
-    result = problem.federation(method, out=tmp_path / "run", **{**settings, "rounds": 7}).run(resume=True, extend=True)
+    result = federation(name, out=tmp_path / "run", **settings, rounds=7).run(resume=True, extend=True)
     steps = name == "feedsign"  # whose lines stand for several rounds: one for the shorter run's last ones stays
     lines = without_seconds(result.metrics)
     if steps:

@@ -1,6 +1,5 @@
 """Over a network no client opens another's data, and only those that evaluate open evaluation data."""
 
-import json
 import sys
 import threading
 from pathlib import Path
@@ -11,9 +10,10 @@ from fedseed.federation.network_client import NetworkClient
 from fedseed.privacy import mechanism_of
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading, joining
-from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.transport.memory import Hub
+from support.instruction_files import write_lines
+from support.together import Together
 
 NAMES = ("east", "north", "south")
 OPENED = []  # files that were opened while `WATCHING` is set
@@ -44,11 +44,6 @@ def rows(name, count=8):
     return [{"prompt": f"{name} {number}:", "completion": f" {number * 7 % 10}"} for number in range(count)]
 
 
-def write(path, found):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in found))
-
-
 @pytest.fixture
 def folders(tmp_path):
     """A folder as each client sees it, by its name ("all": everything): the others' files are garbage there."""
@@ -56,10 +51,10 @@ def folders(tmp_path):
     for owner in (*NAMES, "all"):
         folder = found[owner] = tmp_path / owner
         for name in NAMES:
-            write(folder / f"{name}.jsonl", rows(name))
+            write_lines(folder / f"{name}.jsonl", rows(name))
             if owner not in (name, "all"):
                 (folder / f"{name}.jsonl").write_bytes(b"\xff\xfe secret")
-        write(folder / "test" / "questions.jsonl", rows("test", 4))
+        write_lines(folder / "test" / "questions.jsonl", rows("test", 4))
     return found
 
 
@@ -81,10 +76,11 @@ def test_a_client_opens_its_own_file_only(folders, opened, tmp_path):
     assert {name for name in opened if name.endswith(".jsonl")} == {f"{name}.jsonl" for name in NAMES}
     assert all(load.names == list(NAMES) and [c.name for c in load.data.clients] == [n] for n, load in loads.items())
     opened.clear()
-    hub, digests, said = Hub(), {}, []
-    threads = []
+    hub, said = Hub(), []
+    checked = recipe(folders["all"])
+    together = Together(checked, lambda: hub.transport("run"))
     for name, load in loads.items():
-        client = NetworkClient(hub.transport("run"), "run", load, 4)
+        client = NetworkClient(together.way(), "run", load, 4)
         measure = client.hosted.evaluate
 
         def evaluate(model, measure=measure, name=name):
@@ -92,16 +88,9 @@ def test_a_client_opens_its_own_file_only(folders, opened, tmp_path):
             return measure(model)
 
         client.hosted.evaluate = evaluate
-
-        def live(client=client, name=name):
-            digests[name] = client.run()
-
-        threads.append(threading.Thread(target=live))
-        threads[-1].start()
-    result = coordinate(recipe(folders["all"]), "run", hub.transport("run"), tmp_path / "run").summary
-    for thread in threads:
-        thread.join()
-    assert set(digests.values()) == {expected["weights_digest"]} == {result["weights_digest"]}
+        together.begin(name, client.run)
+    result = together.coordinate(tmp_path / "run").summary
+    assert together.wait() == {expected["weights_digest"]} == {result["weights_digest"]}
     assert result["final"] == expected["final"]
     # one of them was asked to evaluate, and opened the file for that, once; nothing else was opened any more
     assert set(said) == {"east"}

@@ -1,7 +1,7 @@
 """A federation of parties: each has its own file and no other's; the coordinator knows who takes part."""
 
+import asyncio
 import json
-import threading
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from fedseed.errors import FedseedError
 from fedseed.orbit import Orbit
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading, joining, keep, orbit_place
-from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData
 from fedseed.transport import transport as transport_at
@@ -19,22 +18,17 @@ from fedseed.transport.memory import Hub
 from fedseed.weights.devices import limited
 from fedseed.weights.digest import base_digest
 from support.heard import Heard
+from support.instruction_files import write_lines
 from support.network import until
+from support.together import LOADING, Together
 
 NAMES = ("north", "south", "east")  # not in the order of the alphabet
 PATIENCE = 300.0
 pytestmark = pytest.mark.long  # models are loaded, and tuned
-LOADING = threading.Lock()  # transformers loads and saves in one thread at a time
 
 
 def rows(name, count):
     return [{"prompt": f"{name} {i}:", "completion": f" {i * 7 % 10}"} for i in range(count)]
-
-
-def write(path, found):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in found))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +37,12 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parties")
     chat = [{"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "3"}]} for i in "abcd"]
     for place in ("all", "south"):
-        write(folder / place / "south.jsonl", [{"instruction": f"Say {i}.", "output": f"{i}"} for i in range(6)])
+        write_lines(folder / place / "south.jsonl", [{"instruction": f"Say {i}.", "output": f"{i}"} for i in range(6)])
     for place in ("all", "east"):
-        write(folder / place / "east.jsonl", chat)
+        write_lines(folder / place / "east.jsonl", chat)
     for place in ("all", "north"):
-        write(folder / place / "north.jsonl", rows("north", 12))
-    write(folder / "east" / "test" / "asked.jsonl", rows("asked", 3))
+        write_lines(folder / place / "north.jsonl", rows("north", 12))
+    write_lines(folder / "east" / "test" / "asked.jsonl", rows("asked", 3))
     return folder
 
 
@@ -83,53 +77,31 @@ class Said(Heard):
             self.act()
 
 
-class Sites:
+class Sites(Together):
     """Sites in threads of this process, at a hub or a server."""
 
-    def __init__(self, checked, way, folder):
-        self.checked, self.way, self.folder = checked, way, folder
-        self.digests, self.failures, self.said, self.clients = {}, {}, {}, {}
-        self._threads = []
+    def __init__(self, checked, way):
+        super().__init__(checked, way)
+        self.said = {}
 
     def site(self, name, own, out=None, hold=None, clients=None):
         """`clients`: all that it hosts; `hold`: what it waits for after its first round, with the others waiting."""
         self.said[name] = Said(1, lambda: until(hold, PATIENCE, "nobody comes")) if hold else Said()
 
         def live():
-            torch.set_num_threads(1)
-            try:
-                orbit = None if out is None else orbit_place(out)
+            orbit = None if out is None else orbit_place(out)
+            with LOADING:
+                load = Loading(self.checked, clients or [name], progress=self.said[name], own=own)
+                self.clients[name] = client = joining(load, "run", self.way(), orbit)
+            digest = client.run()
+            if out is not None:
                 with LOADING:
-                    load = Loading(self.checked, clients or [name], progress=self.said[name], own=own)
-                    self.clients[name] = client = joining(load, "run", self.way(), orbit)
-                digest = client.run()
-                if out is not None:
-                    with LOADING:
-                        keep(client, digest, out)
-                self.digests[name] = digest
-            except Exception as error:
-                self.failures[name] = error
+                    keep(client, digest, out)
+            return digest
 
-        self._start(live)
-
-    def coordinator(self, progress=None):
-        self.coordinating = progress or Said()
-
-        def run():
-            try:
-                self.result = coordinate(self.checked, "run", self.way(), self.folder, progress=self.coordinating)
-            except Exception as error:
-                self.failures["coordinator"] = error
-
-        self._start(run)
-
-    def _start(self, act):
-        self._threads.append(threading.Thread(target=act, daemon=True))
-        self._threads[-1].start()
+        self.begin(name, live)
 
     def status(self):
-        import asyncio
-
         async def ask():
             end = await self.way().watcher()
             try:
@@ -140,27 +112,19 @@ class Sites:
 
         return asyncio.run(ask())
 
-    def wait(self, expected=()):
-        for thread in self._threads:
-            while thread.is_alive():
-                thread.join(0.1)
-                assert set(self.failures) <= set(expected), self.failures
-        assert set(self.failures) == set(expected), self.failures
-        return set(self.digests.values())
 
-
-def at_hub(checked, folder):
+def at_hub(checked):
     hub = Hub()
-    return Sites(checked, lambda: hub.transport("run"), folder)
+    return Sites(checked, lambda: hub.transport("run"))
 
 
 @pytest.fixture(scope="module")
 def ended(data, tmp_path_factory):
     """A run of three sites that keep what comes of it; the first is alone for a while."""
     folder = tmp_path_factory.mktemp("run")
-    sites = at_hub(recipe(), folder / "run")
+    sites = at_hub(recipe())
     with limited(1):
-        sites.coordinator()
+        sites.coordinator(folder / "run")
         sites.site("north", OwnData(data / "north" / "north.jsonl"), folder / "north")
         until(lambda: any("waits for clients: 1 of 3" in line for line in sites.said["north"].said), PATIENCE,
               "north is not told")  # fmt: skip
@@ -227,13 +191,13 @@ def test_the_result_is_that_of_one_process(ended, data):
 def test_a_site_that_is_late_catches_up(data, shared_server, tmp_path):
     """Over a real server, with whole weights; the orbit of a run that has none is not written."""
     checked = recipe("fedavg", rounds=4, clients=list(NAMES), start_with=2, minimum=2, dead_after=PATIENCE)
-    sites = Sites(checked, lambda: transport_at(Access(shared_server.url), "late"), tmp_path / "run")
+    sites = Sites(checked, lambda: transport_at(Access(shared_server.url), "late"))
 
     def east_is_here():
         return any("welcome" in line for line in sites.said["east"].said) or sites.failures
 
     with limited(1):
-        sites.coordinator()
+        sites.coordinator(tmp_path / "run")
         sites.said["east"] = Said()
         sites.site("south", OwnData(data / "south"))
         sites.site("north", OwnData(data / "north"), hold=east_is_here)
@@ -251,10 +215,10 @@ def test_a_site_that_is_late_catches_up(data, shared_server, tmp_path):
 
 def test_those_who_enrol_before_the_start_take_part(data, tmp_path):
     checked = recipe(rounds=2, enrolment="open", start_with=2, dead_after=PATIENCE)
-    sites = at_hub(checked, tmp_path / "run")
-    west = write(tmp_path / "west.jsonl", rows("west", 4))
+    sites = at_hub(checked)
+    west = write_lines(tmp_path / "west.jsonl", rows("west", 4))
     with limited(1):
-        sites.coordinator()
+        sites.coordinator(tmp_path / "run")
         sites.site("south", OwnData(data / "south"))
         until(lambda: (sites.status() or {}).get("alive") == 1, PATIENCE, "south is not seen")
         assert sites.status()["waiting"] == {"here": 1, "wanted": 2} and sites.status()["log"] is None
@@ -271,9 +235,9 @@ def test_an_adapter_is_kept_too(data, tmp_path):
     """As `peft` has it. One process hosts all clients, which lie in a folder as a file each."""
     from peft import PeftModel
 
-    sites = at_hub(recipe("fedit", rounds=1), tmp_path / "run")
+    sites = at_hub(recipe("fedit", rounds=1))
     with limited(1):
-        sites.coordinator()
+        sites.coordinator(tmp_path / "run")
         sites.site("north", OwnData(data / "all"), tmp_path / "kept", clients=["*"])
         digest = sites.wait().pop()
     assert list(sites.result.metrics[-1]["by_client"]) == list(NAMES)

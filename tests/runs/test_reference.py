@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from fedseed.methods import METHODS
 from fedseed.runs.keys import find_keys, keys_of, near_key
 from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
 
@@ -33,30 +32,6 @@ def test_every_key_of_every_recipe_is_there_with_a_meaning(keys):
         assert set(leaves(read.model_dump())) <= known, name
     assert [key.key for key in keys if len(key.about) < 5] == []
     assert len({(key.key, key.of) for key in keys}) == len(keys)
-
-
-def test_type_default_and_owner(keys):
-    def one(name, of=None):
-        return next(key for key in keys if key.key == name and (of is None or of in key.of))
-
-    directions = one("method.directions")
-    assert (directions.kind, directions.default, directions.of) == (
-        "whole number from 1 to 1,048,576", "200", ("ferret",)
-    )  # fmt: skip
-    assert one("rounds").default == "must be given" and one("model.adapter.kind").default == "not set"
-    assert one("seed").kind == "whole number from 0 below 2^64"
-    assert one("task.evaluation", "files").kind == "number from 0 below 1"
-    assert one("task.evaluation", "instructions").kind == "whole number above 0"
-    assert one("method.training.loss_scale").kind == 'number above 0 or "auto"'
-    assert one("attack.kind").kind.startswith('one of "sign", "random", "noise", "multiplier", "labels", "alie",')
-    assert one("tracking[].file").of == ("csv",)
-    for method in METHODS:  # each field of each method
-        name = method.model_fields["name"].default
-        for field in method.model_fields:
-            if field not in ("name", "adapter", "training", "schedule", "private"):
-                assert one(f"method.{field}", name)
-    assert one("privacy.level").kind == 'one of "example", "client"'  # a table of its own, not a method's
-    assert not any(key.key.startswith("method.private") for key in keys)
 
 
 def test_a_key_is_found_by_its_end_and_by_its_table(keys):

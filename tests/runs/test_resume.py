@@ -1,4 +1,4 @@
-"""Taking up runs: what must be the same, what is refused, disks that are full, clients that come late."""
+"""Taking up runs: what must be the same, what is refused, disks that are full; and what clients download."""
 
 import json
 import resource
@@ -11,7 +11,6 @@ import torch
 
 from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, TopK, ZOFedSGD
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
-from fedseed.federation.worker import Worker
 from fedseed.methods.payload import Content
 from fedseed.runs.costs import Downloads
 from support.heard import Heard
@@ -162,14 +161,6 @@ def test_an_orbit_ahead_of_the_cost_of_its_rounds_is_refused(problem, tmp_path):
         problem.federation(method, out=out, rounds=9, evaluate_every=5).run(resume=True)
 
 
-def test_a_finished_run_is_not_changed(problem, tmp_path):
-    result = problem.federation(problem.ferret(), out=tmp_path / "run").run()
-    before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in (tmp_path / "run").iterdir()}
-    again = problem.federation(problem.ferret(), out=tmp_path / "run").run(resume=True)
-    assert again.summary == result.summary and again.metrics == result.metrics
-    assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in (tmp_path / "run").iterdir()} == before
-
-
 def test_a_federation_runs_once_and_one_process_runs_in_a_folder(problem, tmp_path):
     federation = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=2)
     second = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=2)
@@ -231,47 +222,6 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(make_problem, tmp_p
     whole = problem.federation(method, out=tmp_path / "whole", **settings).run()
     assert without_seconds(result.metrics) == without_seconds(whole.metrics)
     assert result.summary["weights_digest"] == whole.summary["weights_digest"]
-
-
-# -- clients that come late --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["ferret", "adam"])
-def test_a_late_client_needs_the_base_and_the_orbit_only(make_problem, tmp_path, name):
-    """It joins at round r with the orbit's bytes, takes part from there on, and ends where everybody else does."""
-    problem = make_problem(torch.bfloat16)
-    method, settings = methods(problem)[name]
-    federation = problem.federation(method, out=tmp_path / "run", **settings)
-    joining = federation.spec.rounds // 2
-    late = []
-    coordinator, compared = federation.coordinator, []
-    opened, close, train = coordinator.open, coordinator.close, federation.worker.train_all
-
-    def opening(number, *more):
-        if number == joining:
-            worker = Worker(problem.model(), method, federation.worker.objective, federation.spec.seed)
-            worker.catch_up(Orbit.parse((tmp_path / "run" / "model.orbit").read_bytes()).steps())
-            late.append(worker)
-        return opened(number, *more)
-
-    def training(plans, clients, items, known=None):  # it trains as the others would
-        answers = train(plans, clients, items, known)
-        for worker in late:
-            again = worker.train_all(plans, clients, items, known)
-            compared.append([a.message for a in again] == [a.message for a in answers])
-        return answers
-
-    def closing():
-        step = close()
-        for worker in late:
-            worker.apply(step)
-        return step
-
-    coordinator.open, federation.worker.train_all = opening, training
-    coordinator.close = closing
-    summary = federation.run().summary
-    assert late[0].space.digest() == summary["weights_digest"]
-    assert compared and all(compared)
 
 
 # -- counting downloads ------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from fedseed import Orbit
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.runs.recipe import read_recipe, stored_recipe
-from support.command import fedseed
+from support.command import fedseed, well
+from support.instruction_files import write_lines
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -38,14 +39,12 @@ def score(prompt, answer, example):
 def place(tmp_path_factory):
     """A folder with a recipe, data and a reward function, and a run of them."""
     folder = tmp_path_factory.mktemp("rewards")
-    (folder / "data").mkdir()
     for client in ("east", "north"):
         rows = [{"prompt": f"{client} {n}:", "completion": f" {n * 7 % 10}"} for n in range(12)]
-        (folder / "data" / f"{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(folder / "data" / f"{client}.jsonl", rows)
     (folder / "recipe.toml").write_text(RECIPE + "[federation]\njoint = false\n")
     (folder / "rewards.py").write_text(VOWELS)
-    done = fedseed("run", "recipe.toml", "--trust-plugins", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    well("run", "recipe.toml", "--trust-plugins", cwd=folder)
     return folder
 
 
@@ -109,8 +108,7 @@ def score(prompt, answer, example):
 def test_a_client_whose_rewards_are_nan_sits_out_and_one_that_fails_ends_the_run(place):
     (place / "nan.py").write_text(SPOILT.format("return float('nan')"))
     words = ("run", "recipe.toml", "--set", "rounds=2", "--set", "evaluation.rouge=false", "--set")
-    done = fedseed(*words, "reward.function=nan.py:score", "--out", "runs/nan", cwd=place)
-    assert done.returncode == 0, done.stderr
+    well(*words, "reward.function=nan.py:score", "--out", "runs/nan", cwd=place)
     lines = [json.loads(line) for line in (place / "runs" / "nan" / "metrics.jsonl").read_text().splitlines()]
     skipped = [skip for line in lines[1:] for skip in line["skipped"]]
     assert [skip["client"] for skip in skipped] == ["north"] * 2 and "loss is nan" in skipped[0]["reason"]

@@ -1,7 +1,5 @@
 """Who takes part: from the recipe, or by enrolment; and what can't be is said with its key."""
 
-import json
-
 import pytest
 
 from fedseed.errors import RecipeError
@@ -9,6 +7,7 @@ from fedseed.runs.network import coordinate
 from fedseed.runs.parties import load_data, names_beforehand
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.tasks.data import ClientData
+from support.instruction_files import write_lines
 
 
 def recipe(task=(), **federation):
@@ -69,7 +68,7 @@ def test_where_the_list_comes_from(tmp_path):
 def test_in_one_process_the_folder_has_all_parties(tmp_path):
     for name in ("b", "a", "c"):
         rows = [{"prompt": f"{name}{i}", "completion": "1"} for i in range(4)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
     task = {"path": str(tmp_path), "evaluation": 0.5}
     two, more = (load_data(recipe(task, clients=names)) for names in (["c", "a"], ["a", "b", "c"]))
     assert [client.name for client in two.clients] == ["c", "a"]

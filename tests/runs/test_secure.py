@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, ZOFedSGD
-from fedseed.errors import MessageError
+from fedseed.errors import MessageError, RecipeError
 from fedseed.federation.secure import Masking
 from fedseed.privacy.secure.messages import Phase, unframed
 from fedseed.privacy.secure.settings import SecureSums, identity_text
 from fedseed.reports.progress import Silent
-from fedseed.runs.recipe import Recipe
+from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.training.settings import LocalTraining
 from support.secure import in_the_clear
 from support.tiers import mark
@@ -192,59 +192,49 @@ def test_a_round_whose_shares_are_not_said_is_lost_and_the_run_goes_on():
 
 # -- what is refused -------------------------------------------------------------------------------------------------
 
-ZO = {"name": "zo-fedsgd", "seeds": "shared"}
-KEYS = [identity_text(bytes([n]) * 32) for n in range(2)]
-FILES = {"name": "files"}
+ONE, OTHER = (identity_text(bytes([n]) * 32) for n in range(2))
+RECIPE = """rounds = 1
+method = {name = "zo-fedsgd", seeds = "shared"}
+federation = {per_round = 5}
+secure_sums = {threshold = 3}
+"""
 
 
 @pytest.mark.parametrize(
-    ("table", "why"),
+    ("settings", "why"),
     [
-        ({"aggregation": {"name": "median"}}, r'secure_sums: aggregation.name = "median" looks at single answers'),
-        (
-            {"privacy": {"level": "client", "clip": 1.0, "noise": 1.0}},
-            "the coordinator would have to bound each answer",
-        ),
-        ({"method": {"name": "zo-fedsgd"}}, r'zo-fedsgd: seeds = "own".*set method.seeds = "shared"'),
-        ({"method": {"name": "ferret"}}, r'ferret: seeds = "per-client".*set method.seeds = "shared"'),
-        ({"method": {"name": "fedkseed", "importance": True}}, "importance = true needs every single pair"),
-        ({"method": {"name": "fedavg"}}, "fedavg: its steps are no sums of vectors of one length"),
-        ({"method": {"name": "fedmezo"}}, r'fedmezo: seeds = "own" with travel = "pairs".*set method.seeds = "shared"'),
-        ({"method": {"name": "fedmezo", "travel": "tensors"}}, "fedmezo: its steps are no sums"),
-        ({"secure_sums": {"threshold": 6}}, r"threshold = 6: a round has 5 clients \(federation.per_round\)"),
-        ({"secure_sums": {"threshold": 2}}, "more than half of them, 3 or more"),
-        ({"federation": {"per_round": 2}, "secure_sums": {"threshold": 2}}, "fewer than 3 each client knows"),
-        ({"secure_sums": {"threshold": 3, "most_clients": 4}}, "most_clients = 4: .*; take 5 or more"),
-        (
-            {"secure_sums": {"threshold": 3, "identities": {"a": "AAAA"}}},
-            "a: 'AAAA' is no public Ed25519 key: the middle",
-        ),
-        ({"secure_sums": {"threshold": 3, "identities": {"a": KEYS[0], "b": KEYS[0]}}}, "b: the key of a, too"),
-        (
-            {
-                "secure_sums": {"threshold": 3, "identities": {"a": KEYS[0], "b": KEYS[1]}},
-                "task": FILES,
-                "federation": {"per_round": 5, "clients": list("abcde")},
-            },
-            "secure_sums.identities: c has no key there",
-        ),
+        ("aggregation.name=median", r'secure_sums: aggregation.name = "median" looks at single answers'),
+        ("privacy={level='client',clip=1.0,noise=1.0}", "the coordinator would have to bound each answer"),
+        ("method={name='zo-fedsgd'}", r'zo-fedsgd: seeds = "own".*set method.seeds = "shared"'),
+        ("method={name='ferret'}", r'ferret: seeds = "per-client".*set method.seeds = "shared"'),
+        ("method={name='fedkseed',importance=true}", "importance = true needs every single pair"),
+        ("method={name='fedavg'}", "fedavg: its steps are no sums of vectors of one length"),
+        ("method={name='fedmezo'}", r'fedmezo: seeds = "own" with travel = "pairs".*set method.seeds = "shared"'),
+        ("method={name='fedmezo',travel='tensors'}", "fedmezo: its steps are no sums"),
+        ("secure_sums.threshold=6", r"threshold = 6: a round has 5 clients \(federation.per_round\)"),
+        ("secure_sums.threshold=2", "more than half of them, 3 or more"),
+        ("federation.per_round=2;secure_sums.threshold=2", "fewer than 3 each client knows"),
+        ("secure_sums.most_clients=4", "most_clients = 4: .*; take 5 or more"),
+        ("secure_sums.identities={a='AAAA'}", "a: 'AAAA' is no public Ed25519 key: the middle"),
+        (f"secure_sums.identities={{a='{ONE}',b='{ONE}'}}", "b: the key of a, too"),
+        (f"secure_sums.identities={{a='{ONE}',b='{OTHER}'}};task={{name='files'}};federation.clients=['a','b','c','d','e']",
+         "secure_sums.identities: c has no key there"),
     ],
-)
-def test_what_makes_no_sense_is_refused_by_name(table, why):
-    whole = {"rounds": 1, "method": ZO, "federation": {"per_round": 5}, "secure_sums": {"threshold": 3}, **table}
-    with pytest.raises(ValueError, match=why):
-        Recipe.model_validate(whole)
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_by_name(settings, why, tmp_path):
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    with pytest.raises(RecipeError, match=why):
+        read_recipe(tmp_path / "recipe.toml", settings.split(";"))
 
 
 def test_a_client_needs_the_key_that_the_recipe_has(tmp_path):
-    from fedseed.errors import RecipeError
     from fedseed.orbit.signature import generate_key
     from fedseed.runs.joining import identities
 
     names = ["a", "b", "c"]
     lines = [generate_key(tmp_path / f"{name}.pem").read_text().splitlines()[1] for name in names]
     known = dict(zip(names, lines, strict=True))
-    whole = {"rounds": 1, "method": ZO, "federation": {"per_round": 3}}
+    whole = {"rounds": 1, "method": {"name": "zo-fedsgd", "seeds": "shared"}, "federation": {"per_round": 3}}
     plain, checked = (
         Recipe.model_validate({**whole, "secure_sums": {"threshold": 2, **more}})
         for more in ({}, {"identities": known})

@@ -8,7 +8,6 @@ from fedseed import FedAvg, Orbit
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.reports.results import read_metrics
-from fedseed.weights.space import ParameterSpace
 from support.heard import Heard
 from support.left import without_seconds
 
@@ -109,16 +108,6 @@ def test_what_the_folder_holds(problem, tmp_path):
     with pytest.raises(FedseedError, match="holds a run already"):
         problem.federation(problem.ferret(), out=tmp_path / "run").run()
     assert read_metrics(tmp_path / "run") == result.metrics
-
-
-def test_a_dense_method_leaves_its_weights(problem, tmp_path, quickly):
-    from safetensors.torch import load_file
-
-    result = problem.federation(FedAvg(training=problem.training), out=tmp_path / "run").run()
-    model = problem.model()
-    model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
-    assert ParameterSpace(model).digest() == result.summary["weights_digest"]
-    assert not (tmp_path / "run" / "model.orbit").exists()
 
 
 def test_a_step_out_of_proportion_is_warned_of(problem):

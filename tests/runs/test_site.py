@@ -1,6 +1,5 @@
 """What a site has of its own: a local file, its data in each form, what it holds out."""
 
-import json
 import re
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Chat, Choice, Example, OwnData
 from fedseed.transport.base import Access
 from support.command import fedseed
+from support.instruction_files import write_lines
 
 FORMS = {
     "prompt, completion": [{"prompt": f"{i} is", "completion": f" {i}"} for i in range(4)],
@@ -34,15 +34,9 @@ def recipe(**task):
     })  # fmt: skip
 
 
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_own_data_has_every_form_that_files_have(form, tmp_path):
-    path = write(tmp_path / "mine.jsonl", FORMS[form])
+    path = write_lines(tmp_path / "mine.jsonl", FORMS[form])
     checked = recipe(labels=["no", "yes"])
     load = Loading(checked, ["north"], own=OwnData(path))
     part = load.data
@@ -51,14 +45,14 @@ def test_own_data_has_every_form_that_files_have(form, tmp_path):
     assert len(part.clients[0].examples) == 3 and len(part.evaluation[""]) == 1
     assert {type(example) for example in (*part.clients[0].examples, *part.evaluation[""])} == {kind}
     # the same file in a folder that one process has is the same client
-    write(tmp_path / "all" / "north.jsonl", FORMS[form])
+    write_lines(tmp_path / "all" / "north.jsonl", FORMS[form])
     assert checked.task.load_own("north", OwnData(tmp_path / "all"), alone=False).clients == part.clients
 
 
 def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
-    write(tmp_path / "mine" / "a.jsonl", FORMS["prompt, completion"][:2])
-    write(tmp_path / "mine" / "b.jsonl", FORMS["prompt, completion"][2:])
-    asked = write(tmp_path / "mine" / "asked.jsonl", FORMS["prompt, response"])
+    write_lines(tmp_path / "mine" / "a.jsonl", FORMS["prompt, completion"][:2])
+    write_lines(tmp_path / "mine" / "b.jsonl", FORMS["prompt, completion"][2:])
+    asked = write_lines(tmp_path / "mine" / "asked.jsonl", FORMS["prompt, response"])
     whole = Loading(recipe(), ["south"], own=OwnData(tmp_path / "mine", asked)).data
     assert len(whole.clients[0].examples) == 4 and len(whole.evaluation[""]) == 4
     (tmp_path / "mine.csv").write_text("prompt,response\nx, 1\ny, 2\n")
@@ -66,8 +60,8 @@ def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
     more = OwnData(tmp_path / "mine" / "a.jsonl", evaluation=0.0)
     assert Loading(recipe(), ["south"], own=more).data.evaluation == {"": []}
     # of several clients in a process each has its file
-    write(tmp_path / "both" / "north.jsonl", FORMS["prompt, completion"])
-    write(tmp_path / "both" / "south.jsonl", FORMS["instruction"][:2])
+    write_lines(tmp_path / "both" / "north.jsonl", FORMS["prompt, completion"])
+    write_lines(tmp_path / "both" / "south.jsonl", FORMS["instruction"][:2])
     both = Loading(recipe(), ["*"], own=OwnData(tmp_path / "both")).data
     assert [(client.name, len(client.examples)) for client in both.clients] == [("north", 3), ("south", 1)]
 
@@ -84,7 +78,7 @@ def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
 )
 def test_data_that_is_not_there_is_said(clients, own, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "x.jsonl", FORMS["prompt, completion"])
+    write_lines(tmp_path / "x.jsonl", FORMS["prompt, completion"])
     with pytest.raises(RecipeError, match=re.escape(text)):
         Loading(recipe(), clients, own=own)
 

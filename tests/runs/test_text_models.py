@@ -1,7 +1,5 @@
 """Recipes on encoder-decoders and sequence classifiers: a round of each kind of method, replayed; what does not fit."""
 
-import json
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
 from support.command import fedseed
+from support.instruction_files import write_lines
 from support.text_bases import write
 
 ADJECTIVES = ["great", "bad", "good", "terrible"]
@@ -46,8 +45,7 @@ def place(tmp_path_factory):
         write(folder / kind, kind)
     forms = {"answers": ("prompt", "completion"), "labels": ("text", "label")}
     for name, keys in forms.items():
-        lines = (json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in ROWS)
-        (folder / f"{name}.jsonl").write_text("".join(lines))
+        write_lines(folder / f"{name}.jsonl", [dict(zip(keys, row, strict=True)) for row in ROWS])
     return folder
 
 

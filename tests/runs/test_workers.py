@@ -62,13 +62,12 @@ FEDIT = ["small-fedit", "--set", "method.training.steps=2", "--set", "method.tra
 )  # fmt: skip
 def test_the_command_with_workers_ends_with_the_same_files(tmp_path, count, words):
     """The workers load the recipe themselves, plug-ins too."""
-    from support.command import fedseed
+    from support.command import well
 
     overrides = [word for pair in TINY for word in ("--set", pair)]
     files = []
     for name, options in (("alone", ["--threads", 1]), ("shared", ["--threads", 1, "--workers", count])):
-        done = fedseed("run", *words, *overrides, "--out", tmp_path / name, *options)
-        assert done.returncode == 0, done.stderr
+        done = well("run", *words, *overrides, "--out", tmp_path / name, *options)
         if name == "shared":
             assert f"{count} worker processes, 1 thread each" in done.stdout
         kept = tmp_path / name / ("model.safetensors" if words[0] == "small-fedit" else "model.orbit")

@@ -32,3 +32,10 @@ def fedseed(*words, cwd=None):
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return SimpleNamespace(returncode=code, stdout=said.getvalue(), stderr=errors.getvalue())
+
+
+def well(*words, cwd=None):
+    """The same of a command that ends well."""
+    done = fedseed(*words, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done

@@ -3,7 +3,7 @@
     PYTHONPATH=tests .venv/bin/python -m pytest -p support.cpu_time tests/runs
 
 ends with the dearest tests and files. The first test that needs a fixture of the session or module pays for it, and the
-first that imports a module for that. CPU_TIME_FILE=name writes all of it, a line per test: seconds, phase, test.
+first that imports a module for that.
 """
 
 import os
@@ -44,9 +44,6 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_terminal_summary(terminalreporter):
-    if os.environ.get("CPU_TIME_FILE"):
-        lines = [f"{seconds:.2f}\t{when}\t{test}\n" for seconds, when, test in spent]
-        Path(os.environ["CPU_TIME_FILE"]).write_text("".join(lines))
     files = Counter()
     for seconds, _, test in spent:
         files[test.partition("::")[0]] += seconds

@@ -113,9 +113,10 @@ def told(message):
 
 
 def written(folder, method, **more):
-    """The recipe's file, and what is in it."""
+    """The recipe's file, and what is in it; `method`: a name, or a table."""
+    table = problems.METHODS[method] if isinstance(method, str) else method
     federation = {"joint": False, "deadline": 30.0, **more.pop("federation", {})}
-    recipe = {"seed": 3, "rounds": 6, "evaluation": {"every": 2}, "method": problems.METHODS[method], **more}
+    recipe = {"seed": 3, "rounds": 6, "evaluation": {"every": 2}, "method": table, **more}
     recipe["federation"] = federation
     path = folder / "recipe.toml"
     path.write_text(tomli_w.dumps(recipe))

@@ -5,7 +5,6 @@ needs a new one.
 """
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -43,21 +42,6 @@ def _begin(environment, target, *args):
 
 def forked(function, *args):
     """What a function of a module returns in a process of its own."""
-    return _asked(start, function, *args)
-
-
-def anew(function, *args):
-    """The same in a new process, which has imported nothing, and whose strings have other hashes."""
-
-    def begin(target, *those):
-        process = multiprocessing.get_context("spawn").Process(target=target, args=those)
-        process.start()
-        return process
-
-    return _asked(begin, function, *args)
-
-
-def _asked(start, function, *args):
     ours, theirs = CONTEXT.Pipe()
     process = start(_answer, theirs, function, *args)
     theirs.close()

@@ -15,3 +15,15 @@ class Heard(Silent):
     def warn(self, text):
         self.warnings.append(text)
         self.said.append(text)
+
+
+class Ending(Heard):
+    """The same, that ends a coordinator after a round, as Ctrl-C does."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def round(self, line):
+        if line.round == self.number:
+            raise KeyboardInterrupt

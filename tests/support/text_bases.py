@@ -50,10 +50,14 @@ def write(folder, kind):
 
 def save(folder, tokenizer, kind, model, sizes):
     """Write a random model and its tokenizer."""
+    random_model(kind, model, vocab_size=len(tokenizer), **sizes).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def random_model(kind, model="AutoModelForCausalLM", **sizes):
+    """A model of transformers by its kind's name, with random weights."""
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, vocab_size=len(tokenizer), **sizes)
-    getattr(transformers, model).from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return getattr(transformers, model).from_config(transformers.AutoConfig.for_model(kind, **sizes))

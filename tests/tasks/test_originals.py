@@ -181,13 +181,9 @@ def test_a_missing_file_is_named_with_what_to_do(original):
 # -- SST-2, and what all have of it ----------------------------------------------------------------------------------
 
 
-def sst2_of(folder, **changed):
-    return TASKS["sst2"](path=str(folder), **{"examples": 30, "validation": 10, "evaluation": 12, **changed}).load()
-
-
-def test_mezos_prompt_and_words(sst2):
-    folder = sst2()
+def test_mezos_prompt_and_words(original):
+    folder = original("sst2")
     (folder / "dev.tsv").write_text('sentence\tlabel\n"quoted" , \u2028and odd \t1\nbad . \t0\n', encoding="utf-8")
-    found = sorted(sst2_of(folder).evaluation[""], key=lambda c: c.gold)
+    found = sorted(task("sst2", folder).load().evaluation[""], key=lambda c: c.gold)
     options = (" terrible", " great")
     assert found == [Choice("bad . It was", options, 0), Choice('"quoted" , \u2028and odd It was', options, 1)]

@@ -293,17 +293,8 @@ def test_a_folder_for_each_client(tmp_path):
         task.load()
 
 
-def test_one_partys_own_data(tmp_path):
-    write_lines(tmp_path / "mine" / "a.jsonl", ROWS[:10])
-    write_table(tmp_path / "mine" / "b.csv", ROWS[10:])
-    whole = FilesTask(path=str(tmp_path / "mine")).load_party("north")
-    assert [client.name for client in whole.clients] == ["north"]
-    assert (len(whole.clients[0].examples), len(whole.evaluation[""])) == (18, 2)
-    assert everything(whole) == sorted([row["prompt"], row["completion"]] for row in ROWS)
-    half = FilesTask(path=str(tmp_path / "mine"), evaluation=0.5).load_party("own")
-    assert len(half.clients[0].examples) == len(half.evaluation[""]) == 10
-    one = FilesTask(path=f"{tmp_path}/mine/b.csv", evaluation_file=f"{tmp_path}/mine/a.jsonl").load_party("own")
-    assert (len(one.clients[0].examples), len(one.evaluation[""])) == (10, 10)
+def test_a_party_alone_does_not_know_all_labels(tmp_path):
+    """What else its own data may be: tests/runs/test_site.py."""
     write_lines(tmp_path / "l.jsonl", [{"text": f"t {i}", "label": "ab"[i % 2]} for i in range(8)])
     with pytest.raises(RecipeError, match=r"task.labels: not set; name all labels"):
         FilesTask(path=f"{tmp_path}/l.jsonl").load_party("own")

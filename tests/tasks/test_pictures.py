@@ -8,6 +8,7 @@ from fedseed.errors import RecipeError
 from fedseed.tasks import CIFAR10Task, CIFAR100Task, DigitsTask
 from fedseed.tasks.partition import ByField
 from fedseed.tasks.pictures import BASE, SIZE, TEST, digit_pictures
+from support.pictures import write_cifar10, write_cifar100
 
 
 def pictures(data):
@@ -18,8 +19,8 @@ def key(picture):
     return picture.pixels.tobytes(), picture.label
 
 
-def test_pixels_and_labels_are_those_of_the_file(cifar10):
-    folder = cifar10()
+def test_pixels_and_labels_are_those_of_the_file(tmp_path):
+    folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
     data = CIFAR10Task(path=str(folder), clients=1).load()
     assert data.classes[0] == "airplane" and data.classes[9] == "truck" and len(data.classes) == 10
     expected = []
@@ -38,8 +39,8 @@ def test_pixels_and_labels_are_those_of_the_file(cifar10):
     )
 
 
-def test_cifar_100_has_classes_and_superclasses(cifar100):
-    path = str(cifar100())
+def test_cifar_100_has_classes_and_superclasses(tmp_path):
+    path = str(write_cifar100(tmp_path / "cifar-100-binary"))
     data = CIFAR100Task(path=path, partition=ByField(field="superclass")).load()
     assert len(data.classes) == 100 and data.classes[42] == "fine 42"
     assert len(data.clients) == 20 and len(pictures(data)) == 200
@@ -48,8 +49,8 @@ def test_cifar_100_has_classes_and_superclasses(cifar100):
         CIFAR100Task(path=path, partition=ByField(field="colour")).load()
 
 
-def test_what_is_wrong_in_a_file_is_named(cifar10):
-    folder = cifar10()
+def test_what_is_wrong_in_a_file_is_named(tmp_path):
+    folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
     path = folder / "data_batch_4.bin"
     good = path.read_bytes()
     path.write_bytes(good[:3072])

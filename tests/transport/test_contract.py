@@ -105,15 +105,12 @@ def kind(request):
 def contract(test):
     """A test that is a coroutine; it gets a `Room` of a run of its own."""
 
-    def run(kind):
-        async def inside():
-            room = Room(kind, f"contract-{next(RUNS)}")
-            try:
-                await asyncio.wait_for(test(room), 2 * SECONDS)
-            finally:
-                await room.close()
-
-        asyncio.run(inside())
+    async def run(kind):
+        room = Room(kind, f"contract-{next(RUNS)}")
+        try:
+            await asyncio.wait_for(test(room), 2 * SECONDS)
+        finally:
+            await room.close()
 
     run.__name__ = test.__name__
     run.__doc__ = test.__doc__

@@ -103,16 +103,13 @@ class Room:
 def hostile(test):
     """A test that is a coroutine; it gets an open `Room`."""
 
-    def run(server):
-        async def inside():
-            room = Room(server.keys, server.port)
-            try:
-                await room.open()
-                await asyncio.wait_for(test(room), 2 * SECONDS)
-            finally:
-                await room.close()
-
-        asyncio.run(inside())
+    async def run(server):
+        room = Room(server.keys, server.port)
+        try:
+            await room.open()
+            await asyncio.wait_for(test(room), 2 * SECONDS)
+        finally:
+            await room.close()
 
     run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run

@@ -1,7 +1,5 @@
 """The clock that stands still while a server is silent."""
 
-import asyncio
-
 import pytest
 
 from fedseed.transport import nats_hearing
@@ -39,29 +37,26 @@ def clock(monkeypatch):
     return made
 
 
-def test_it_stands_while_nothing_comes_and_goes_on_where_it_stood(clock):
-    async def inside():
-        echo = Echo()
-        one = Pulse(echo)
-        await one.begin()
-        began = one.now()
-        for _ in range(8):  # all is well
-            clock.now += BEAT_SECONDS
-            await echo.publish("inbox")
-        assert one.now() - began == pytest.approx(8 * BEAT_SECONDS)
-        stood = one.now() + DEAF_SECONDS
-        for _ in range(240):  # a minute without a sign
-            clock.now += BEAT_SECONDS
-            assert began <= one.now() <= stood
-        assert one.now() == pytest.approx(stood)
-        await echo.publish("inbox")  # the server is back: the others get time to come back, too
-        seen = []
-        while clock.now < 100 + 2 + 60 + RETURN_SECONDS + 5:
-            seen.append(one.now())
-            clock.now += BEAT_SECONDS
-            await echo.publish("inbox")
-        assert seen == sorted(seen) and seen[0] == pytest.approx(stood)
-        assert one.now() == pytest.approx(stood + 5, abs=2 * BEAT_SECONDS)
-        await one.stop()
-
-    asyncio.run(inside())
+async def test_it_stands_while_nothing_comes_and_goes_on_where_it_stood(clock):
+    echo = Echo()
+    one = Pulse(echo)
+    await one.begin()
+    began = one.now()
+    for _ in range(8):  # all is well
+        clock.now += BEAT_SECONDS
+        await echo.publish("inbox")
+    assert one.now() - began == pytest.approx(8 * BEAT_SECONDS)
+    stood = one.now() + DEAF_SECONDS
+    for _ in range(240):  # a minute without a sign
+        clock.now += BEAT_SECONDS
+        assert began <= one.now() <= stood
+    assert one.now() == pytest.approx(stood)
+    await echo.publish("inbox")  # the server is back: the others get time to come back, too
+    seen = []
+    while clock.now < 100 + 2 + 60 + RETURN_SECONDS + 5:
+        seen.append(one.now())
+        clock.now += BEAT_SECONDS
+        await echo.publish("inbox")
+    assert seen == sorted(seen) and seen[0] == pytest.approx(stood)
+    assert one.now() == pytest.approx(stood + 5, abs=2 * BEAT_SECONDS)
+    await one.stop()

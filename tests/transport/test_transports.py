@@ -18,41 +18,33 @@ def test_what_there_is_not(url):
         transport(Access(url), "run")
 
 
-def test_another_package_adds_one(monkeypatch):
+async def test_another_package_adds_one(monkeypatch):
     hub = Hub()
     REGISTRY.names()  # all that is found later is there, and stays
     monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
     fedseed.register_transport("memory", lambda access, run: hub.transport(run))
     reach = Access("memory://here")
     assert isinstance(transport(reach, "run"), MemoryTransport)
-
-    async def both():
-        with pytest.raises(NetworkError, match="knows no run"):
-            await ask(reach, "run")
-        end = await transport(reach, "run").coordinator()
-        await end.writer(None)
-        assert await ask(reach, "run") == {"run": "run", "entries": 0, "ended": False}
-        await end.close()
-
     monkeypatch.setattr("fedseed.cli.network.STATUS_SECONDS", 0.1)
-    asyncio.run(both())
+    with pytest.raises(NetworkError, match="knows no run"):
+        await ask(reach, "run")
+    end = await transport(reach, "run").coordinator()
+    await end.writer(None)
+    assert await ask(reach, "run") == {"run": "run", "entries": 0, "ended": False}
+    await end.close()
 
 
 @pytest.mark.long
-def test_a_coordinator_that_comes_back_meanwhile_is_heard(shared_server, monkeypatch):
+async def test_a_coordinator_that_comes_back_meanwhile_is_heard(shared_server, monkeypatch):
     """The server says at once that nobody listens: also while a coordinator's connection is being made again."""
     monkeypatch.setattr(nats, "AGAIN_SECONDS", 0.05)
     monkeypatch.setattr(nats.NatsEnd, "silences", 10**9)
     way = transport(Access(shared_server.url), "away")
-
-    async def test():
-        watcher, coordinator = await way.watcher(), await way.coordinator()
-        asked = asyncio.create_task(watcher.status(60))
-        await asyncio.sleep(0)
-        await watcher.connection.flush()  # the question has been sent, and nobody has heard it
-        await coordinator.listen(None, lambda: b"back", print)
-        assert await asked == b"back"
-        await watcher.close()
-        await coordinator.close()
-
-    asyncio.run(test())
+    watcher, coordinator = await way.watcher(), await way.coordinator()
+    asked = asyncio.create_task(watcher.status(60))
+    await asyncio.sleep(0)
+    await watcher.connection.flush()  # the question has been sent, and nobody has heard it
+    await coordinator.listen(None, lambda: b"back", print)
+    assert await asked == b"back"
+    await watcher.close()
+    await coordinator.close()

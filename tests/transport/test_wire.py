@@ -25,39 +25,31 @@ SECONDS = 60
         (UP + b"beat", b"x\x0by", b"NATS/1.0\r\n\xff: y\r\n\r\n"),
     ],
 )
-def test_a_message_of_any_bytes_is_one_message(subject, reply, headers, shared_server):
-    async def run():
-        way = transport(Access(shared_server.url), "wire")
-        end, heard, asked = await way.coordinator(), [], []
+async def test_a_message_of_any_bytes_is_one_message(subject, reply, headers, shared_server):
+    way = transport(Access(shared_server.url), "wire")
+    end, heard, asked = await way.coordinator(), [], []
 
-        async def receive(sender, what, data):
-            heard.append((sender, data))
+    async def receive(sender, what, data):
+        heard.append((sender, data))
 
-        await end.listen(receive, lambda: asked.append(1) or b"{}", lambda who, why: heard.append((who, b"odd")))
-        bad = await way.client("client-1")
-        size = b"3" if headers is None else b"%d %d" % (len(headers), len(headers) + 3)
-        command = b" ".join([b"PUB" if headers is None else b"HPUB", subject, *([reply] if reply else []), size])
-        await bad.connection._send_command(command + b"\r\n" + (headers or b"") + b"odd\r\n")
-        await bad.send("client-1", "beat", b"good")
-        await until_async(lambda: heard[-1:] == [("client-1", b"good")], SECONDS, f"it hears no more: {heard}")
-        assert heard[:-1] in ([], [("client-1", b"odd")]) and not asked
-        assert end.connection.stats["reconnects"] == 0
-        await bad.close()
-        await end.close()
-
-    asyncio.run(run())
+    await end.listen(receive, lambda: asked.append(1) or b"{}", lambda who, why: heard.append((who, b"odd")))
+    bad = await way.client("client-1")
+    size = b"3" if headers is None else b"%d %d" % (len(headers), len(headers) + 3)
+    command = b" ".join([b"PUB" if headers is None else b"HPUB", subject, *([reply] if reply else []), size])
+    await bad.connection._send_command(command + b"\r\n" + (headers or b"") + b"odd\r\n")
+    await bad.send("client-1", "beat", b"good")
+    await until_async(lambda: heard[-1:] == [("client-1", b"good")], SECONDS, f"it hears no more: {heard}")
+    assert heard[:-1] in ([], [("client-1", b"odd")]) and not asked
+    assert end.connection.stats["reconnects"] == 0
+    await bad.close()
+    await end.close()
 
 
-def test_an_answer_that_nobody_waits_for_any_more_ends_no_connection(shared_server):
-    async def run():
-        end = await transport(Access(shared_server.url), "wire").client("client-2")
-        connection, given_up = end.connection, asyncio.get_running_loop().create_future()
-        given_up.cancel()
-        await connection._send_ping(given_up)
-        await connection.flush(SECONDS)
-        assert (
-            connection.is_connected and connection.stats["reconnects"] == 0 and connection.stats["errors_received"] == 0
-        )
-        await end.close()
-
-    asyncio.run(run())
+async def test_an_answer_that_nobody_waits_for_any_more_ends_no_connection(shared_server):
+    end = await transport(Access(shared_server.url), "wire").client("client-2")
+    connection, given_up = end.connection, asyncio.get_running_loop().create_future()
+    given_up.cancel()
+    await connection._send_ping(given_up)
+    await connection.flush(SECONDS)
+    assert connection.is_connected and connection.stats["reconnects"] == 0 and connection.stats["errors_received"] == 0
+    await end.close()

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from fedseed import ParameterSpace
-from fedseed.federation.bounds import too_far
 from fedseed.weights.change import Entries, Patch, expected_norm
 from fedseed.weights.pending import Pending
 
@@ -67,10 +66,3 @@ def test_a_patch_of_all_entries_from_one_on_crosses_tensors(start):
     expected[start : start + 30] += 2 * torch.from_numpy(values)
     made.apply(Entries([Patch(start, values)], 2.0))
     assert torch.equal(flat(made), expected)
-
-
-def test_a_step_beyond_the_dtype_is_not_taken():
-    half = space(torch.float16).layout
-    assert too_far(Entries([Patch(0, np.float32([6e4]))], 2.0), half) is not None
-    assert too_far(Entries([Patch(0, np.float32([6e4]))], 1.0), half) is None
-    assert too_far(Entries([]), half) is None

@@ -11,7 +11,7 @@ from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture, Task
 from fedseed_papers.audits.canaries import planting
 from fedseed_papers.audits.canary import CanaryTest, Game, Planned, canary_test
 from fedseed_papers.audits.canary_page import audit, numbers
-from support.command import fedseed
+from support.command import fedseed, well
 from support.page import Page
 
 GRADIENTS = """
@@ -102,8 +102,7 @@ def test_it_is_found_without_privacy_and_nowhere_else(tmp_path):
     """One example of eight, whole gradients: in every run. In the twins, which have no canary, at chance."""
     (tmp_path / "mine.toml").write_text(GRADIENTS)
     options = ["--runs", 3, "--out", tmp_path / "audit", "--json"]
-    shown = fedseed("audit", "canary", tmp_path / "mine.toml", *options)
-    assert shown.returncode == 0, shown.stderr
+    shown = well("audit", "canary", tmp_path / "mine.toml", *options)
     found = json.loads(shown.stdout)
     assert found["found"] >= 2 and max(found["ranks"]) <= 3 and found["found_in_control"] <= 1
     assert found["epsilon_at_least"] > 2.5 and found["privacy"] is None

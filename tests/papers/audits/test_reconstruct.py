@@ -12,7 +12,7 @@ from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Picture
 from fedseed_papers.audits import reconstruct
 from fedseed_papers.audits.reconstruct import Attack, settings_for
-from support.command import fedseed
+from support.command import fedseed, well
 from support.page import Page
 
 SIDE, CLASSES = 4, 3
@@ -92,8 +92,7 @@ def test_the_command_writes_a_page_and_the_numbers(tmp_path):
     out = tmp_path / "audit"
     options = ["--linear", "--methods", "ferret,fedsgd", "--numbers", 4, "--examples", 1, "--batches", 2, "--steps", 2,
                "--out", out, "--json"]  # fmt: skip
-    shown = fedseed("audit", "reconstruct", "digits-feedsign", *options)
-    assert shown.returncode == 0, shown.stderr
+    shown = well("audit", "reconstruct", "digits-feedsign", *options)
     attempts = {(a["method"], a["batch"]): a for a in json.loads(shown.stdout)["attempts"]}
     whole, few = attempts["fedsgd", 1], attempts["ferret", 1]
     assert whole["gradient_cosine"] > 0.999 and whole["input_error"] < 0.01 and whole["label_right"]

@@ -68,15 +68,6 @@ class Rounds(RuleBasedStateMachine):
         self.number, self.attempt, self.out = self.number + 1, 0, set()
         self.vectors = {n: FORM.write(np.random.default_rng(self.number * 10 + n).normal(size=2)) for n in self.clients}
 
-    def again(self):
-        """The same round once more; somebody must be the reason."""
-        new = self.summing.doubted.keys() - self.out
-        bars = self.summing.barred.keys() - self.bars
-        assert self.disturbed or new or bars, "an attempt fails, and nobody is out for it"
-        self.out |= new
-        self.summing.doubted.clear()
-        self.attempt, self.disturbed, self.asking = self.attempt + 1, False, None
-
     # -- the coordinator -----------------------------------------------------------------------------------------
 
     @rule()

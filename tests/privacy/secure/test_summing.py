@@ -97,22 +97,6 @@ def test_masks_cancel_and_a_key_is_needed():
 # -- sums, whoever goes when -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gone", [0, 1, 2])
-@pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, Phase.DELIVER, "vector", Phase.CONFIRM, Phase.OPEN])
-def test_the_sum_has_the_bits_of_plain_addition(moment, gone):
-    """Five clients, three of which open: two may go at any moment."""
-    room = Room()
-    room.gone = {moment: range(4, 4 - gone, -1)}
-    if moment in (Phase.DELIVER, Phase.CONFIRM):  # and do not come back
-        room.gone[Phase.OPEN] = room.gone[moment]
-    if moment is Phase.DELIVER:
-        room.gone["vector"] = room.gone[moment]
-    total, survivors = room.total(VALUES)
-    before = moment in (Phase.KEYS, Phase.SHARES, Phase.DELIVER, "vector")
-    assert survivors == list(range(5 - gone if before else 5))
-    assert (total == plain(survivors)).all() and not room.summing.barred
-
-
 @pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, "vector", Phase.CONFIRM])
 def test_below_the_threshold_nothing_is_opened_and_the_round_can_be_repeated(moment):
     room = Room()
@@ -137,20 +121,6 @@ def test_a_round_is_lost_if_too_few_say_their_shares_and_the_next_one_goes_on():
         room.prepare(1, 1)
     total, survivors = room.total(VALUES, 2)
     assert survivors == [0, 1, 2, 3, 4] and (total == plain(survivors)).all()
-
-
-def test_who_is_silent_once_when_shares_are_asked_for_is_asked_again():
-    room, silent = Room(), {1, 3, 4}
-    say = room.say
-
-    def once(client, ask):
-        if ask[0] == Phase.OPEN and client in silent:
-            return silent.remove(client)
-        return say(client, ask)
-
-    room.say = once
-    total, survivors = room.total(VALUES)
-    assert (total == plain(survivors)).all() and len(survivors) == 5
 
 
 @pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, "vector"])

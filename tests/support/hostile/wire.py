@@ -60,11 +60,6 @@ class Wire:
         with suppress(*LOST):
             await (await self.connection()).subscribe(subject, cb=self._take)
 
-    async def flush(self):
-        """The server has read everything."""
-        with suppress(*LOST):
-            await (await self.connection()).flush(timeout=60)
-
     async def close(self):
         """Let go."""
         if self._connection is not None:
