@@ -5,7 +5,7 @@ import pytest
 from fedseed import FedKSeed, FeedSign, MeZO
 from fedseed.errors import MessageError
 from fedseed.orbit import NO_DIGEST, record
-from fedseed.orbit.record import MOST_PACKED, Record, Steps, packed
+from fedseed.orbit.record import MOST_PACKED, Record, Steps, ending, packed
 
 VOTES, FLOATS = FeedSign(), MeZO()  # a bit a step; four bytes a step
 END = "ab" * 16
@@ -31,7 +31,7 @@ def test_a_payload_that_can_not_be_so_many_steps(method, steps, payload, text):
 
 def test_as_many_steps_as_there_can_be_and_none():
     Record(1, bytes(MOST_PACKED // 8), steps=MOST_PACKED).check(VOTES)
-    assert list(Record(1, b"", steps=0).unpack(VOTES)) == []
+    assert list(Record(1, b"", steps=0).unpack(VOTES)) == [] and list(ending([])) == [Record(1, b"", steps=0)]
 
 
 def test_the_digest_is_that_of_the_last_step_and_steps_end_where_asked():
