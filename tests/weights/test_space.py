@@ -94,10 +94,10 @@ def test_lengths_differences_and_gradients_are_those_of_the_elements(dtype):
     """Differences are made in single precision; a tensor without a gradient has one of zeros."""
     space = ParameterSpace(Tied(dtype))
     saved, before = space.snapshot(), flat(space).float()
-    space.apply(Add([Term(Basis("normal", 1), [0.5], 0)], 1.0))
+    space.apply(Add([Term(Basis("normal", 1), [0.5], 3)], 1.0))
     now, digest = flat(space).float(), space.digest()
     space.restore(saved)
-    space.add(Basis("normal", 1), [0.5])
+    space.add(Basis("normal", 1), [0.5], first=3)
     assert space.digest() == digest
     np.testing.assert_array_equal(space.difference(saved), (before - now).numpy())
     np.testing.assert_array_equal(space.difference(saved, [s.float() * 0 + 0.1 for s in saved]), (before - 0.1).numpy())
