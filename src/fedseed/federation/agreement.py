@@ -6,7 +6,7 @@ has more than half of all clients, or more than half of those that the start wai
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fedseed.federation.protocol import listed
 from fedseed.orbit import Header
@@ -46,11 +46,11 @@ class Claim:
         return said + ("" if self.names is None else f", the clients {listed(self.names)}")
 
 
+@dataclass
 class Agreement:
     """Collects what processes say, until it is clear what the run is."""
 
-    def __init__(self) -> None:
-        self.claims: dict[str, Claim] = {}  # by process
+    claims: dict[str, Claim] = field(default_factory=dict)  # by process
 
     def say(self, host: str, claim: Claim) -> None:
         """A process says this; what it said before counts no longer."""

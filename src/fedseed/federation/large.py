@@ -5,7 +5,7 @@ import re
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedseed.errors import MessageError
 from fedseed.federation.messages import FRAME_BYTES
@@ -97,17 +97,13 @@ def about_of(carried: bytes) -> tuple[int, int]:
     return int.from_bytes(frame[8:12], "little"), int.from_bytes(frame[6:8], "little")
 
 
+@dataclass
 class Room:
-    """Memory for what is fetched: whoever comes first has it first, and all together never have more than there is.
+    """Memory for what is fetched: whoever comes first has it first, and all together never have more than there is."""
 
-    Args:
-        most: bytes; nobody needs more than that alone.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._free = most
-        self._first = asyncio.Lock()  # who holds it is the first of those who wait
-        self._freed = asyncio.Event()
+    free: int  # bytes; nobody needs more alone than there are at first
+    _first: asyncio.Lock = field(default_factory=asyncio.Lock)  # who holds it is the first of those who wait
+    _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
     async def taken(self, size: int) -> AsyncIterator[None]:
@@ -117,12 +113,12 @@ class Room:
             size: bytes of it.
         """
         async with self._first:
-            while self._free < size:
+            while self.free < size:
                 self._freed.clear()
                 await self._freed.wait()
-            self._free -= size
+            self.free -= size
         try:
             yield
         finally:
-            self._free += size
+            self.free += size
             self._freed.set()

@@ -215,19 +215,18 @@ async def room_to_send(connection: Client) -> None:
         await asyncio.sleep(0.001)
 
 
+@dataclass(eq=False)
 class Pulse(Working):
     """A clock that stands still while the server is silent, or this process hears nothing.
 
     So nobody is late for what can't arrive. It sends itself a message over the server all the time.
-
-    Args:
-        connection: to the server.
     """
 
-    def __init__(self, connection: Client) -> None:
-        self._connection = connection
+    connection: Client  # to the server
+    _lost: float = 0.0  # seconds that do not count
+
+    def __post_init__(self) -> None:
         self._heard = self._at = time.monotonic()
-        self._lost = 0.0  # seconds that do not count
 
     def now(self) -> float:
         """Returns the time in seconds, which is never less than before."""
@@ -238,15 +237,15 @@ class Pulse(Working):
 
     async def begin(self) -> None:
         """Begins to listen."""
-        inbox = self._connection.new_inbox()
-        await self._connection.subscribe(inbox, cb=self._hear)
+        inbox = self.connection.new_inbox()
+        await self.connection.subscribe(inbox, cb=self._hear)
         self._heard = self._at = time.monotonic()
         self.work(self._beat(inbox))
 
     async def _beat(self, inbox: str) -> None:
         while True:
             with suppress(nats.errors.Error):
-                await self._connection.publish(inbox)
+                await self.connection.publish(inbox)
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _hear(self, message: Msg) -> None:

@@ -5,7 +5,8 @@ The coordinator never hears of these otherwise. Works where the coordinator can 
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedseed.errors import FedseedError
@@ -29,27 +30,21 @@ _MOST_CONNECTIONS = 10_000  # whose keys are remembered: whoever connects again 
 _AT_ONCE = 1 << 17  # bytes of new log that one call reads: somebody waits for the status meanwhile
 
 
+@dataclass
 class ServerLog:
-    """Follows a nats-server's log file.
+    """Follows a nats-server's log file. Raises FedseedError if it can't be read."""
 
-    Args:
-        path: the file; what stands in it already is passed over.
-        names: who has which public key, for telling who it was.
+    path: Path  # what stands in the file already is passed over
+    names: Mapping[str, str] = field(default_factory=dict)  # who has which public key, for telling who it was
+    _keys: dict[str, str] = field(default_factory=dict)  # by connection
 
-    Raises:
-        FedseedError: the file can't be read.
-    """
-
-    def __init__(self, path: Path, names: dict[str, str] | None = None) -> None:
-        self.path = path
-        self.names = names or {}
-        self._keys: dict[str, str] = {}  # by connection
+    def __post_init__(self) -> None:
         try:
-            self._at = path.stat().st_size
-            with open(path, "rb"):
+            self._at = self.path.stat().st_size
+            with open(self.path, "rb"):
                 pass
         except OSError as error:
-            raise FedseedError(f"--server-log {path}: can't be read: {error.strerror}") from error
+            raise FedseedError(f"--server-log {self.path}: can't be read: {error.strerror}") from error
 
     def new(self) -> Iterator[tuple[str, str]]:
         """Who was refused what since the last call; nothing while the file is away, as when logs are rotated."""
