@@ -30,7 +30,7 @@ from fedseed.orbit.file import scan, write_orbit
 from fedseed.registry import INCIDENTAL
 from fedseed.reports.results import RoundLine, read_summary
 from fedseed.runs.keys import own_fields
-from fedseed.runs.recipe import Recipe, find_beside, read_toml
+from fedseed.runs.recipe import Recipe, from_anywhere, read_toml
 from fedseed.runs.spec import RunSpec
 from fedseed.text import flat
 
@@ -130,7 +130,7 @@ class RunFolder:
             raise FedseedError(f"{path}: another process is running in this folder") from error
         try:
             if recipe is not None and "recipe.toml" not in there:
-                write_whole(path / "recipe.toml", recipe.encode())
+                write_whole(path / "recipe.toml", tomli_w.dumps(from_anywhere(tomllib.loads(recipe))).encode())
             if chat_template and CHAT_TEMPLATE not in there:
                 write_whole(path / CHAT_TEMPLATE, chat_template.encode())
             self._metrics = Appender(path / "metrics.jsonl")
@@ -248,8 +248,7 @@ def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> N
     Raises:
         RecipeError: it is another one; names the key and both values.
     """
-    tables = [read_toml(path / "recipe.toml"), tomllib.loads(recipe)]
-    find_beside(tables[0], Path.cwd())  # as the one given has them
+    tables = [from_anywhere(table) for table in (read_toml(path / "recipe.toml"), tomllib.loads(recipe))]
     with suppress(ValidationError):  # of a plug-in that is not there any more, say: they are compared as they stand
         # with the defaults of keys that an earlier fedseed did not have
         tables = [Recipe.model_validate(table).model_dump(exclude_none=True) for table in tables]

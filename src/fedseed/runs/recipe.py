@@ -138,11 +138,11 @@ def load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path], 
 
 
 def find_beside(data: dict[str, Any], folder: Path) -> None:
-    """Let the recipe's relative paths that lead somewhere from a folder begin there; those to data become absolute.
+    """Let the recipe's relative paths that lead somewhere from the folder of its file begin there.
 
     Args:
         data: the recipe, as it was read.
-        folder: where its file lies; or where we work, for paths that lead somewhere from here alone.
+        folder: where its file lies.
     """
     for name, key in PLACES:
         table = data.get(name)
@@ -152,10 +152,17 @@ def find_beside(data: dict[str, Any], folder: Path) -> None:
             continue
         with suppress(OSError):  # no path at all
             there = folder / place
-            if there.exists() and name == "task":
-                table[key] = str(there.resolve())
-            elif there.exists() and there.resolve() != Path(place).expanduser().resolve():
+            if there.exists() and there.resolve() != Path(place).expanduser().resolve():
                 table[key] = str(there)
+
+
+def from_anywhere(data: dict[str, Any]) -> dict[str, Any]:
+    """Returns a recipe's tables, in which paths to data that lead somewhere from here now do so from everywhere."""
+    for name, key in PLACES:
+        place = data.get(name, {}).get(key)
+        if name == "task" and place and Path(place).expanduser().exists():
+            data[name][key] = str(Path(place).expanduser().resolve())
+    return data
 
 
 def take_auto(data: dict[str, Any]) -> None:
@@ -560,7 +567,6 @@ def read_recipe(
     find_beside(data, path.parent)
     overridden(data, overrides)
     load_plugins(data, path, plugins, trust_plugins)
-    find_beside(data, Path.cwd())
     take_auto(data)
     typed = any(pair.partition("=")[0].replace(" ", "") == "reward.function" for pair in overrides)
     place_reward(data, path, typed or trust_plugins, None if typed else path.parent)
