@@ -5,9 +5,9 @@
 
 mutmut (a development dependency) changes the code and runs the tests, in a copy of the tree under build/mutants. This
 script says which functions and tests belong together and prints what no test noticed and the table does not explain.
-It leaves out mistakes in texts alone, in what is raised beside its type, in `strict=`, `dtype=`, `astype` and `cast`,
-which guard against a caller's mistake or say a default or a type, and in devices, of which a processor has one. It
-exits with 1 if there is any other.
+It leaves out mistakes in texts alone, in what is raised beside its type, in `strict=`, `dtype=`, `copy=`, `astype` and
+`cast`, which guard against a caller's mistake or say a default or a type, and in devices, of which a processor has one.
+It exits with 1 if there is any other.
 """
 
 import argparse
@@ -42,7 +42,7 @@ NOTICED = {
 SAME = (  # what is left out of a comparison: texts, what is said of a mistake, defaults that are spelt out
     re.compile(r"""[rbf]*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')""", re.IGNORECASE),
     re.compile(r"raise \w+\(.*"),
-    re.compile(r",? ?\b(strict|dtype)=[\w.]+,?|\.astype\([\w.\"<]*\)|,? *(?=\))"),
+    re.compile(r",? ?\b(strict|dtype|copy)=[\w.]+,?|\.astype\([\w.\"<]*\)|,? *(?=\))"),
     re.compile(r"\bcast\(\w+, "),
     re.compile(r"\.reshape\(-[12]"),  # any negative length is that of the rest
     re.compile(r"\.to\((None|[\w.]+\.device)\)|,? ?\bdevice=[\w.]*|kernels\.current\([\w.]*\)"),  # of one device
