@@ -81,8 +81,7 @@ PAIRS: dict[str, tuple[str, str, list[str], list[float]]] = {
     "opt, sums, ferret": ("opt", "sums", ["rounds=15", 'method={name="ferret",directions=4000,seeds="shared"}',
                                           "method.training={steps=10,batch=8}"], FIRST),
 }  # fmt: skip
-# written down before any of them was run, and run once, with the rule as it is: other bases ("-7": another random one),
-# seeds and pairings
+# written down before any of them was run: other bases ("-7": another random one), seeds and pairings
 FRESH: dict[str, tuple[str, str, list[str], list[float]]] = {
     "words, words, mezo": ("words", "words", ["seed=7", "rounds=300", 'method={name="mezo",batch=8}'], ZEROTH),
     "digits, digits, ferret": ("digits", "digits", ["seed=7", "rounds=12", 'method={name="ferret",directions=1000}',
@@ -158,7 +157,7 @@ def main() -> None:
     """Run what is missing and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("runs/rates.json"))
-    parser.add_argument("--fresh", action="store_true", help="the eight pairs that the rule was not made with")
+    parser.add_argument("--fresh", action="store_true", help="eight pairs that the rule was not made with")
     args = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
@@ -172,17 +171,18 @@ def main() -> None:
                 found = find_rate(recipe, say=lambda text: None)
                 before, after = loss_after(with_rate(recipe, found.rate))
                 kept |= {"rate": found.rate, "start": found.start, "share": found.passes / found.whole}
-                kept |= {"before": before, "after": after, "grid": kept.get("grid", {})}
+                kept |= {"before": before, "after": after}
+                kept.setdefault("grid", {})
             for rate in grid:
                 if f"{rate:.3g}" not in kept["grid"]:
                     kept["grid"][f"{rate:.3g}"] = loss_after(with_rate(recipe, rate))[1]
-                    args.out.write_text(json.dumps(done, indent=1))
+                args.out.write_text(json.dumps(done, indent=1))
             best = min(kept["grid"], key=kept["grid"].__getitem__)
             lowest, start = kept["grid"][best], kept["start"]
             gain = (kept["before"] - kept["after"]) / (kept["before"] - lowest)
             print(f"| {name} | {kept['rate']:.2g} | {'-' if start is None else format(start, '.2g')} | "
-                  f"{kept['share']:.0%} | {kept['before']:.3f} | {kept['after']:.3f} | {lowest:.3f} | {best} | "
-                  f"{gain:.0%} |", flush=True)  # fmt: skip
+                  f"{kept['share']:.1%} | {kept['before']:.3f} | {kept['after']:.3f} | {lowest:.3f} | {best} | "
+                  f"{gain:.1%} |", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import pytest
 
 from fedseed import Federation
 from fedseed.errors import RecipeError
+from fedseed.methods import REGISTRY
+from fedseed.runs.loop import rate_of
 from fedseed.runs.rates import find_rate, with_rate
 from fedseed.runs.recipe import read_recipe
 from support import command, text_bases
@@ -15,9 +17,11 @@ from support.tiers import mark
 
 STEPS = "rounds = 150\nevaluation.every = 150\n"
 ROUNDS = "rounds = 8\nevaluation.every = 8\n"
+LONGER = "rounds = 24\nevaluation.every = 24\n"
 METHODS = {  # nobody has tuned these for the base below
     "feedsign": STEPS, "zo-fedsgd": STEPS, "mezo": STEPS, "fedkseed": ROUNDS, "fedmezo": ROUNDS, "fedzo": ROUNDS,
     "ferret": ROUNDS, "fedavg": ROUNDS, "fedsgd": ROUNDS, "topk": ROUNDS, "sign": ROUNDS, "fedit": ROUNDS,
+    "fedptuning": LONGER, "fedprompt": LONGER, "randopt": "rounds = 40\nevaluation.every = 40\n",
 }  # fmt: skip
 EXTRA = {
     "fedkseed": "candidates = 64\nsteps = 20\n", "fedmezo": "steps = 20\n", "fedzo": "steps = 20\nestimates = 4\n",
@@ -30,7 +34,7 @@ def recipe(folder, method, rate='"auto"'):
     for name in ("north", "south", "east"):
         rows = [{"text": text, "label": ("positive", "negative")[i % 2]} for i, text in enumerate(text_bases.TEXTS)]
         write_lines(folder / "data" / f"{name}.jsonl", rows * 3)
-    first_order = method in ("ferret", "fedavg", "topk", "sign", "fedit")
+    first_order = "training" in REGISTRY.get(method).model_fields
     training = f"[method.training]\nlearning_rate = {rate}\nsteps = 6\nbatch = 4\n"
     own = training if first_order else f"learning_rate = {rate}\n"
     text = (
@@ -39,6 +43,11 @@ def recipe(folder, method, rate='"auto"'):
     )
     (folder / "recipe.toml").write_text(text)
     return folder / "recipe.toml"
+
+
+def test_all_methods_that_have_a_rate_are_tried():
+    own = [entry.thing for entry in REGISTRY.entries() if entry.thing.__module__.startswith("fedseed.methods")]
+    assert {method().name for method in own if rate_of(method())} == set(METHODS)
 
 
 @pytest.mark.long
