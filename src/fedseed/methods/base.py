@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict
 
 from fedseed.aggregation import AggregationRule
 from fedseed.aggregation.base import Part, Parts, Past, Weighting, padded
-from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload, State, Summand
 from fedseed.models.adapters import Adapter
+from fedseed.training.protocol import Client
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
 

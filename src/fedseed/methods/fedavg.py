@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from pydantic import PositiveFloat
 
 from fedseed.methods.base import Answers
-from fedseed.methods.client import Client
 from fedseed.methods.dense import Dense, DenseState, Weights, known, rounded
 from fedseed.methods.payload import Nothing, Payload
 from fedseed.models.adapters import Adapter, LoRA, PromptTuning, PTuning
+from fedseed.training.protocol import Client
 from fedseed.training.settings import LocalTraining
 
 

@@ -22,11 +22,11 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import NEXT_PLAN, Answers, Round
-from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Payload, Scalar, Scalars, State
 from fedseed.methods.zeroth import BasisName, Population
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.randomness.stream import draws
+from fedseed.training.protocol import Client
 from fedseed.weights.change import Change, Rebuild, Term
 from fedseed.weights.layout import Layout
 

@@ -33,12 +33,12 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.methods.base import ALL, Answers, Round
-from fedseed.methods.client import Client
 from fedseed.methods.dense import DenseState, Weights
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import About, Array, Many, Payload, Scalar, Scalars
 from fedseed.methods.zeroth import Population
 from fedseed.randomness.stream import rate_number
+from fedseed.training.protocol import Client
 from fedseed.weights.change import Add, Average, Change, Term
 
 ROUNDS = 5  # over which "loss-5" takes the mean

@@ -20,10 +20,10 @@ from pydantic import PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.client import Client
 from fedseed.methods.dense import Dense, DenseState, WholeTensors
 from fedseed.methods.payload import About, Nothing, Scalar, Tensors
 from fedseed.optimizers.schedule import Schedule, factor_of
+from fedseed.training.protocol import Client
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from fedseed.methods.client import Client
 from fedseed.methods.dense import DenseState, Weights
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing
 from fedseed.methods.zeroth import Population, shares
+from fedseed.training.protocol import Client
 from fedseed.weights.change import Term
 
 

@@ -22,8 +22,8 @@ from pydantic import Field, PositiveFloat
 
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Method
-from fedseed.methods.client import Client
 from fedseed.methods.payload import Floats, Halves, Nothing, Payload, from_floats, to_floats
+from fedseed.training.protocol import Client
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Patch
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.methods.base import Answers
-from fedseed.methods.client import Client
 from fedseed.methods.payload import Bits, Nothing, Summand
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import Population
 from fedseed.randomness.stream import coins
+from fedseed.training.protocol import Client
 from fedseed.weights.change import Change
 
 Signs = NDArray[np.int8]

@@ -28,12 +28,12 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Answers, Round
-from fedseed.methods.client import Client
 from fedseed.methods.one_bit import RaggedBits
 from fedseed.methods.payload import About, Many, Payload, Ragged, Scalar, Summand, moved
 from fedseed.methods.server import BlockRates, BlockState
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
+from fedseed.training.protocol import Client
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout

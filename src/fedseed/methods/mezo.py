@@ -17,10 +17,10 @@ import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.methods.base import Answers
-from fedseed.methods.client import Client
 from fedseed.methods.payload import Array, Measured, Nothing
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import Population, shares
+from fedseed.training.protocol import Client
 from fedseed.weights.change import Change, Floats
 
 

@@ -20,10 +20,10 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Nothing, Payload, Scalars
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import MOST
+from fedseed.training.protocol import Client
 from fedseed.weights.change import Change, Floats, Term
 
 

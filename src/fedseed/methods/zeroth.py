@@ -35,10 +35,10 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Method
-from fedseed.methods.client import Client
 from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
+from fedseed.training.protocol import Client
 from fedseed.training.settings import Autocast
 from fedseed.weights.change import Add, Change, Floats, Term
 

@@ -20,10 +20,10 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Floats, Nothing, Scalars, largest
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import Population
+from fedseed.training.protocol import Client
 from fedseed.weights.change import Change, Term
 
 

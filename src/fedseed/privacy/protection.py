@@ -24,7 +24,6 @@ from fedseed.aggregation import AggregationRule, Mean
 from fedseed.errors import NonFiniteError
 from fedseed.methods import REGISTRY, base
 from fedseed.methods.base import ALL, Answer, Answers, Method
-from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Payload, State, Summand
 from fedseed.methods.zeroth import Projection, ZerothOrder
 from fedseed.privacy.draws import private_batches
@@ -32,6 +31,7 @@ from fedseed.privacy.scalars import PrivateScalars, bounded
 from fedseed.privacy.settings import Level, Mechanism, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
 from fedseed.randomness import Basis, Domain, derive
+from fedseed.training.protocol import Client
 
 _NO_SUM = "noise goes to the sum of what clients send, and along directions of their own there is none"
 

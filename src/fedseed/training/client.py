@@ -18,6 +18,7 @@ from fedseed.objectives.batches import micro_batches, sequences_of
 from fedseed.objectives.losses import Objective
 from fedseed.randomness import Basis, Domain, derive, permutation
 from fedseed.training.memory import Memory
+from fedseed.training.protocol import Client
 from fedseed.training.settings import Autocast, LocalTraining
 from fedseed.training.steps import Rounder, Steps, steps_of
 from fedseed.training.streaming import gradients_taken
@@ -101,8 +102,8 @@ def batches(items: Sequence[Any], size: int, seed: int) -> Iterator[list[Any]]:
 
 
 @dataclass(eq=False)
-class LocalClient:
-    """One client in one round, as a method sees it (`fedseed.methods.client.Client`).
+class LocalClient(Client):
+    """One client in one round, as a method sees it; `Client` says what its methods do.
 
     Args:
         space: the parameter space, at the round's weights.
@@ -131,7 +132,6 @@ class LocalClient:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts the time spent inside under this name."""
         wait_for(self.space.parameters)
         begin = time.perf_counter()
         try:
@@ -147,17 +147,13 @@ class LocalClient:
     # -- the weights ---------------------------------------------------------------------------------------------
 
     def apply(self, change: Change) -> None:
-        """Changes the weights, for a local step."""
         if not self._undo:
             self._remember(copy=False)
         self.space.apply(change)
         self._finer = None  # what comes next starts from the weights
 
     def weights(self) -> bytes:
-        """Returns all trainable tensors as they are, in order, in their own dtypes.
-
-        After steps on float32 copies: the copies, rounded stochastically, so that their mean over clients is right.
-        """
+        # after steps on float32 copies these, rounded stochastically, so that their mean over clients is right
         if self._finer is not None:
             self._rounder.send(self._finer)
         return self.space.dense()
@@ -169,23 +165,18 @@ class LocalClient:
         return self._start
 
     def change_norms(self) -> NDArray[np.float64]:
-        """Returns |w_start - w_now| for each block; after `first_order`."""
         return change_norms(self.space.vector, self._before, self._finer)
 
     def project_change(self, basis: Basis, counts: Sequence[int]) -> list[Floats]:
-        """Returns V^T (w_start - w_now), counts[l] directions for block l; after `first_order`."""
         return project_change(self.space.vector, self._before, basis, counts, self._finer)
 
     def difference(self) -> Floats:
-        """Returns w_start - w_now as one vector of length d; after `first_order`."""
         return self.space.difference(self._before, self._finer)
 
     def recall(self) -> Floats | None:
-        """Returns the vector that the client kept last before this round."""
         return self.memory.recall(self.number, self.round, self.space.size)
 
     def keep(self, vector: Floats) -> None:
-        """Keeps a vector for later rounds."""
         self.memory.keep(self.number, self.round, vector)
 
     def put_back(self) -> None:
@@ -228,11 +219,6 @@ class LocalClient:
     # -- data and losses -----------------------------------------------------------------------------------------
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Yields endless batches of the client's examples, in an order that (seed, round, client) decides.
-
-        Raises:
-            NonFiniteError: the client has no examples.
-        """
         if not self.items:
             raise NonFiniteError("no usable example")
         return batches(self.items, size, derive(self.seed, Domain.DATA_ORDER, self.round, self.number))
@@ -240,12 +226,10 @@ class LocalClient:
     def estimates(
         self, method: Any, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
     ) -> list[Any]:
-        """Returns the estimates along some directions, as a zeroth-order method measures them."""
         return list(method.measured(self, basis, along, items, one_sided))
 
     @torch.no_grad()
     def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
-        """Returns the mean loss over each item's own terms at w + scale * direction(k); one forward pass."""
         if not items:
             return []
         often, model = getattr(self.objective, "calls_often", False), self.space.model.eval()
@@ -255,10 +239,6 @@ class LocalClient:
         return [loss / self.objective.weight(item) for loss, item in zip(losses, items, strict=True)]
 
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
-        """Returns the mean losses of len(along) equal parts of `items`, part j at w + scale * direction(along[j]).
-
-        It counts as one forward pass: every example goes through the model once, though it may be in several pieces.
-        """
         self.cost.forward_passes += 1
         with self.phase("local"):
             (found,) = part_losses(self.space, self.objective, [items], basis, along, scale)
@@ -266,25 +246,16 @@ class LocalClient:
         return found
 
     def skip(self, reason: str) -> None:
-        """Counts a local step that was not usable; its losses, if not finite, count for nothing."""
         self.cost.skipped_steps += 1
         self.cost.losses = [loss for loss in self.cost.losses if isfinite(loss)]
 
     def autocast(self, dtype: Autocast | None) -> AbstractContextManager[None]:
-        """Lets passes inside compute in a 16-bit dtype where torch allows it, whatever dtype the weights have.
-
-        Casts of weights are not kept from one use to the next: the weights may have been moved in between.
-        """
+        # casts of weights are not kept from one use to the next: the weights may have been moved in between
         if dtype is None:
             return nullcontext()
         return torch.autocast(self.space.devices[0].type, getattr(torch, dtype), cache_enabled=False)
 
     def first_order(self, training: LocalTraining) -> None:
-        """Trains the weights in place with a torch optimiser.
-
-        Raises:
-            NonFiniteError: a loss is NaN or infinite, no step's gradient is finite, or the client has no examples.
-        """
         self._remember(copy=True)
         steps = steps_of(training, self.space.vector, self._rounder, self._finer, adapts=True)
         self._finer = steps.finer
@@ -323,18 +294,6 @@ class LocalClient:
         self._give_back()
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
-        """Returns the mean loss' gradient over one batch, at the weights as they are, tensor by tensor as bytes.
-
-        Args:
-            batch: how many examples; None: all the client has.
-            micro_batch: examples that go through the model at a time.
-
-        Returns:
-            The bytes, in the weights' dtypes, and how many terms (response tokens, or examples) the loss is a mean of.
-
-        Raises:
-            NonFiniteError: the loss is NaN or infinite, or the client has no examples.
-        """
         drawn = self.batches(1 if batch is None else batch)
         items = list(self.items) if batch is None else next(drawn)
         put_back_buffers = self._buffers_as_they_are()
@@ -350,19 +309,8 @@ class LocalClient:
         return gradient, sum(map(self.objective.weight, items))
 
     def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
-        """Trains in place with plain SGD; returns V^T (w_start - w_end), summed up gradient by gradient.
-
-        The change is eta times the sum of the gradients, and projection is linear: each gradient is projected, applied
-        and freed as backward produces it. Neither all gradients nor the change are ever in memory.
-
-        Args:
-            training: plain SGD, one micro-batch a step.
-            basis: where the directions come from.
-            counts: K_l for each block.
-
-        Raises:
-            NonFiniteError: as `first_order` does.
-        """
+        # the change is eta times the sum of the gradients, and projection is linear: each gradient is projected,
+        # applied and freed as backward produces it; neither all gradients nor the change are ever in memory
         self._remember(copy=True)
         projection = Projection(self.space.vector, basis, counts)
         # a gradient is gone before the next has come: a loss scale can't be changed for what overflows

@@ -12,9 +12,9 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from fedseed.methods.base import Answers
-from fedseed.methods.client import Client
 from fedseed.methods.payload import Array, Floats, Nothing, Payload
 from fedseed.methods.stepwise import StepState, Stepwise
+from fedseed.training.protocol import Client
 from fedseed.weights.change import Change
 
 

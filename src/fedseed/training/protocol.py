@@ -21,7 +21,11 @@ class Client(Protocol):
     # -- data ----------------------------------------------------------------------------------------------------
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Yields endless batches of the client's examples, in an order that (seed, round, client) decides."""
+        """Yields endless batches of the client's examples, in an order that (seed, round, client) decides.
+
+        Raises:
+            NonFiniteError: the client has no examples; so do all that draw batches.
+        """
 
     # -- zeroth order --------------------------------------------------------------------------------------------
 
@@ -63,6 +67,9 @@ class Client(Protocol):
         Args:
             batch: how many examples; None: all that the client has.
             micro_batch: how many go through the model at a time.
+
+        Raises:
+            NonFiniteError: the loss is not finite.
         """
 
     def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
