@@ -230,9 +230,6 @@ def check_class(thing: Any, base: type) -> None:
         raise ValueError(f"{thing.__qualname__}.about is missing: one line for `fedseed list`")
 
 
-# -- plug-ins ----------------------------------------------------------------------------------------------------------
-
-
 def load_plugin(source: str | Path, where: str = "--plugin", registers: bool = True) -> str:
     """Runs a plug-in's code, once: a Python file, or a module by its name.
 

@@ -330,9 +330,6 @@ def _show(found: Any, names: Any, seed: int, screen: Any) -> None:
     say(f"record: {found.record} (the same for all who verify this log and these answers)", screen)
 
 
-# -- what the commands share ----------------------------------------------------------------------------------
-
-
 def run_name(recipe: Recipe, source: str, given: str | None) -> str:
     """Returns a run's name: as given, as the recipe says, or that of the recipe's file."""
     return check_run(given or recipe.federation.run or Path(source).stem)
@@ -355,9 +352,6 @@ async def ask(reach: Access, run: str) -> dict[str, Any]:
         return {"run": run, "entries": log.last, "ended": log.over}
     finally:
         await end.close()
-
-
-# -- how a run is going ------------------------------------------------------------------------------------------------
 
 
 def by_client(summary: dict[str, Any]) -> list[str]:

@@ -315,9 +315,6 @@ def made_sweep(
     return sweep.model_copy(update=made)
 
 
-# -- its runs, in processes forked from one that has imported what they need (`fedseed.processes`) ---------------------
-
-
 @dataclass(frozen=True)
 class How:
     """How a sweep's runs are run.
@@ -621,9 +618,6 @@ def _short(setting: str) -> str:
 def _joined(*words: str, by: str = " ") -> str:
     """Returns words that are not empty, with a blank or something else between them."""
     return by.join(filter(None, words))
-
-
-# -- results -----------------------------------------------------------------------------------------------------------
 
 
 def sheets(sweep: Sweep, lines: Sequence[SweepLine], brief: bool = False) -> list[Sheet]:

@@ -146,8 +146,6 @@ class SecureCoordinator(Coordinator):
         current, self._sum = self.current, reason
         current.updates, current.received = {}, {}
 
-    # -- in place of answers -----------------------------------------------------------------------------------------
-
     def _read(self, current: Round, data: bytes) -> tuple[Any, float]:
         update = Masked.take(data, self.summing.form, count_words(self.method, self.state))
         assert self.summing.setup is not None

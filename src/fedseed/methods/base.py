@@ -184,8 +184,6 @@ class Method(BaseModel, ABC):
                     'or set model.dtype = "float32"'
                 )
 
-    # -- the contract ----------------------------------------------------------------------------------------------
-
     def start(self, layout: Layout, seed: int) -> Any:
         """Returns the state before the first round. Raises ValueError if the settings do not fit the layout."""
         return self.state_type(layout, seed)
@@ -213,8 +211,6 @@ class Method(BaseModel, ABC):
     def remember(self, state: Any, answers: Answers) -> Any:
         """Returns the coordinator's state with what it keeps of the answers and no step carries, for `aggregate`."""
         return state
-
-    # -- what it declares: a value, or a property where settings decide ----------------------------------------------
 
     state_type: ClassVar[type[State]] = State
     plan_type: ClassVar[type[Payload]] = Nothing
@@ -265,8 +261,6 @@ class Method(BaseModel, ABC):
     def figures(self, state: Any) -> dict[str, NDArray[Any]]:
         """Returns what a person may want to see of the state at the end of a run: 1-D arrays by name."""
         return {}
-
-    # -- messages, by the declared types ----------------------------------------------------------------------------
 
     def decode_plan(self, state: Any, data: bytes) -> Any:
         """Returns a plan from its payload. Raises MessageError if that is not valid."""

@@ -195,8 +195,6 @@ class FedKSeed(Population):
     def advance(self, state: FedKSeedState, step: Accumulated) -> FedKSeedState:
         return replace(state, step=step)
 
-    # -- what it declares ------------------------------------------------------------------------------------------
-
     @property
     def needs_each(self) -> str | None:
         return "importance = true needs every single pair, not their sum" if self.importance else super().needs_each

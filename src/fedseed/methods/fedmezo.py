@@ -252,8 +252,6 @@ class FedMeZO(Averaged, Population):
         factor = self.factor(state.done + 1) or NO_RATE  # estimates are divided out of pairs by this
         return self.learning_rate * factor / self.population
 
-    # -- what it declares ------------------------------------------------------------------------------------------
-
     @property
     def personal_plans(self) -> bool:  # type: ignore[override]
         return self.personal != "constant"

@@ -76,8 +76,6 @@ class Coefficients(Summand):
         """Returns c gamma, in double precision and rounded once."""
         return replace(self, gammas=tuple((weight * g.astype(np.float64)).astype(np.float32) for g in self.gammas))
 
-    # -- as one vector: block by block, each as long as any client's can be --------------------------------------------
-
     @classmethod
     def words(cls, about: About) -> int:
         return sum(about.method.summed(about.state))
@@ -303,8 +301,6 @@ class Ferret(BlockRates):
         squares = self.squares_after(state, self._parts(step))
         return replace(state, previous=step, done=state.done + 1, squares=squares)
 
-    # -- directions, and what travels ----------------------------------------------------------------------------------
-
     @property
     def most(self) -> int:
         """Returns the largest count a block can have."""
@@ -326,8 +322,6 @@ class Ferret(BlockRates):
 
     def _parts(self, step: CoefficientStep) -> list[tuple[Basis, Gammas]]:
         return [(self.directions_of(part.seed), part.gammas) for part in step.parts]
-
-    # -- what it declares ------------------------------------------------------------------------------------------
 
     @property
     def update_type(self) -> type[Coefficients]:  # type: ignore[override]

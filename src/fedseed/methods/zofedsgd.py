@@ -166,8 +166,6 @@ class ZOFedSGD(Population, Stepwise):
         pairs = zip(step.indices, self.divided(state, step.scalars).reshape(-1, self.population), strict=True)
         return [Term(basis, rho, int(k)) for k, rho in pairs]
 
-    # -- what it declares ------------------------------------------------------------------------------------------
-
     @property
     def update_type(self) -> type[Projections]:  # type: ignore[override]
         return ByteProjections if self.scalars == "byte" else Projections

@@ -57,8 +57,6 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self._given = given
 
-    # -- text --------------------------------------------------------------------------------------------------------
-
     def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), asking: bool = False) -> str:
         """Returns a chat as the template writes it; `asking`: with what asks the assistant for an answer after it."""
         return self._rendered(messages, tools, add_generation_prompt=asking)[0]
@@ -110,8 +108,6 @@ class ChatTemplate:
             raise ValueError(f"the chat template fails: {error}") from error
         return texts[0], found[0] if found else ()
 
-    # -- answers -----------------------------------------------------------------------------------------------------
-
     def _write(self, messages: Sequence[Message], tools: Sequence[Message], last_only: bool) -> list[Written]:
         """Returns a chat with the places of its answers; several texts where the template rewrites earlier answers."""
         if GENERATION.search(self._template(tools)):
@@ -135,8 +131,6 @@ class ChatTemplate:
         if all(map(whole.startswith, texts)):
             return [Written(whole, tuple(places))]
         return [Written(text, (place,)) for text, place in zip(texts, places, strict=True)]
-
-    # -- tokens ------------------------------------------------------------------------------------------------------
 
     def prepare(self, chat: Chat) -> list[Tokens]:
         """Returns a chat's tokens, of whatever length; several examples where the template rewrites earlier answers.

@@ -314,9 +314,6 @@ def _words(method: Method) -> int:
     return summand(method).words(About(method, nowhere, "update"))
 
 
-# -- a client as a method sees it --------------------------------------------------------------------------------
-
-
 class _Wrapped:
     """Passes everything on to a client but what a subclass makes private."""
 

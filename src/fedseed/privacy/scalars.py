@@ -47,8 +47,6 @@ class PrivateScalars(Mechanism):
 
     by_turns: ClassVar[bool] = True
 
-    # -- the noise ---------------------------------------------------------------------------------------------------
-
     @property
     def sigma(self) -> int:
         """Returns the deviation of the noise, in whole numbers."""
@@ -74,8 +72,6 @@ class PrivateScalars(Mechanism):
             asked: clients.
         """
         return self.noisy_sum(vectors, len(vectors[0])) / asked
-
-    # -- the account -------------------------------------------------------------------------------------------------
 
     @property
     def adjacency(self) -> str:

@@ -101,9 +101,6 @@ def framed_page(title: str, template: str, package: str = "fedseed.reports", **c
     return _environment("fedseed.reports").get_template("report.html").render(title=title, body=Markup(body))
 
 
-# -- what stands on a page ---------------------------------------------------------------------------------------------
-
-
 def _tiles(view: RunView) -> list[tuple[str, str, str]]:
     """Returns the headline figures: what, how much, and a word about it."""
     tiles, summary = [], view.summary or {}
@@ -162,9 +159,6 @@ def drawn(panels: Sequence[Panel]) -> list[Drawn]:
         for panel in panels
     ]
     return [(title, svg, label, legend) for title, svg, label, legend in found if svg is not None]
-
-
-# -- Jinja -------------------------------------------------------------------------------------------------------------
 
 
 @cache

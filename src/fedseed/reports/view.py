@@ -132,9 +132,6 @@ class RunView:
         return sorted(rows.values(), key=lambda row: natural(row.name))
 
 
-# -- reading a folder --------------------------------------------------------------------------------------------------
-
-
 def view_folder(folder: Path, summary: Mapping[str, Any] | None = None) -> RunView:
     """Read a run's folder as it is now, also while a run writes into it.
 

@@ -303,9 +303,6 @@ def loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluati
     return evaluate
 
 
-# -- clients with their examples ---------------------------------------------------------------------------------------
-
-
 def hosted_of(
     spec: RunSpec, model: torch.nn.Module, objective: Objective, clients: Sequence[ClientData], names: Sequence[str],
     evaluate: Evaluation,

@@ -264,9 +264,6 @@ def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> N
             raise RecipeError(f"{path} was started with another recipe: {key} is {a} there, {b} here{more}")
 
 
-# -- more rounds ---------------------------------------------------------------------------------------------------
-
-
 def extend(settings: RunSpec) -> str | None:
     """Let the run in a folder have the rounds that the settings say, if it was to have fewer.
 

@@ -178,9 +178,6 @@ def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> dic
     return found
 
 
-# -- what is kept of a run that is over: the tuned model, its orbit, a card --------------------------------------------
-
-
 def orbit_place(folder: Path) -> Path:
     """Makes a folder, and returns where the orbit is written before the model is there.
 

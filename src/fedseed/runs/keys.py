@@ -204,9 +204,6 @@ def _flat(marks: Sequence[Any]) -> Iterator[Any]:
         yield from _flat(mark.metadata) if isinstance(mark, FieldInfo) else (mark,)
 
 
-# -- what is wrong with a table ------------------------------------------------------------------------------------
-
-
 def told(text: str) -> PydanticCustomError:
     """Returns an error whose text says everything, key and value included."""
     return PydanticCustomError(TOLD, "{text}", {"text": text})

@@ -74,8 +74,6 @@ class Run(ABC):
         self._warned = False
         self._began = ""
 
-    # -- what subclasses do ------------------------------------------------------------------------------------------
-
     def logged(self) -> LoggedSteps | None:
         """Returns what a log of the run holds; None: there is no log."""
         return None
@@ -120,8 +118,6 @@ class Run(ABC):
         """Returns those of FedKSeed-Pro's candidates; None: the method has none."""
         found = self.coordinator.method.figures(self.coordinator.state).get("probabilities")
         return None if found is None else found.tolist()
-
-    # -- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self, resume: bool = False, extend: bool = False) -> RunResult:
         """Runs all rounds; returns (and writes, if there is a folder) metrics and summary.
@@ -327,8 +323,6 @@ class Run(ABC):
                 self.store.confirm(line.weights_digest or NO_DIGEST)
         self.recorded(line, log)
         return line
-
-    # -- at the end ----------------------------------------------------------------------------------
 
     def _summary(self, metrics: list[RoundLine], seconds: float, orbit_bytes: int | None) -> dict[str, Any]:
         rounds, settings, header = metrics[1:], self.spec, self.header

@@ -153,8 +153,6 @@ class NetworkRun(Run):
         assert self._talk is not None
         return self._talk
 
-    # -- taking up an interrupted run ----------------------------------------------------------------------------------
-
     def logged(self) -> Logged:
         """Returns what the log holds; orbit file and log may each be behind the other after a crash."""
         assert self.folder is not None
@@ -169,8 +167,6 @@ class NetworkRun(Run):
         for number, payload in enumerate(restored.unlogged, start=first):
             step = Message(MessageKind.STEP, self.spec.method.code, number, EVERYBODY, payload).encode()
             self._wait(self.talk.log.publish(number, step))
-
-    # -- a round ----------------------------------------------------------------------------------
 
     def gather(self, number: int) -> Gathered:
         assert self.talk.rounds is not None
@@ -205,8 +201,6 @@ class NetworkRun(Run):
         if self.folder is not None and self.store is not None:
             self.folder.sync()
             self.store.sync()
-
-    # -- the end ----------------------------------------------------------------------------------
 
     def finish(self) -> None:
         self._wait(self.talk.log.finish())

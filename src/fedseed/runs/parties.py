@@ -60,9 +60,6 @@ def write_names(path: Path, names: Sequence[str]) -> None:
     write_whole(path, (json.dumps(list(names), indent=1) + "\n").encode())
 
 
-# -- their data --------------------------------------------------------------------------------------------------------
-
-
 def load_parties(recipe: Recipe) -> list[TaskData]:
     """Loads each party's own data, where all of it lies in a folder here: a simulation of such a federation.
 

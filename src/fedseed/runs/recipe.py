@@ -199,8 +199,6 @@ def place_reward(data: dict[str, Any], path: Path, trust: bool, folder: Path | N
     table["function"] = place
 
 
-# -- tables that are of no other room --------------------------------------------------------------------------------
-
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
@@ -385,8 +383,6 @@ class StoppingSettings(Table):
 
     patience: PositiveInt = 30
 
-
-# -- the whole -------------------------------------------------------------------------------------------------------
 
 AnyTask = Annotated[Task, ByName(tasks.REGISTRY, Task, "instructions")]  # without a name: the project's own
 AnyMethod = Annotated[Method, ByName(methods.REGISTRY, Method)]

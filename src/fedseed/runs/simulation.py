@@ -129,8 +129,6 @@ class AtHand(Session):
         self.coordinator.open(number)
         self._deal({client: plan for plan, clients in self.coordinator.plans().items() for client in clients})
 
-    # -- what the rounds ask of a session and its end ------------------------------------------------------------------
-
     async def broadcast(self, data: bytes, soon: Collection[str] = ()) -> None:
         """Remember what the clients are to do."""
         clients, message = read_plan(data[1:])
@@ -152,8 +150,6 @@ class AtHand(Session):
                     self.rounds.take(self.hosted.names[client], answered(self.masking, client, message))
         if plans:
             self._train(dict(sorted(plans.items())))
-
-    # -- the clients ---------------------------------------------------------------------------------------------------
 
     def _train(self, plans: dict[int, bytes]) -> None:
         start = time.perf_counter()
@@ -259,8 +255,6 @@ class Simulation(Run):
             weakref.finalize(self, workers.close)  # of a simulation that never runs, too
         self.clients = AtHand(self.hosted, self.coordinator, byzantine, self.team, self.progress)
 
-    # -- what it is --------------------------------------------------------------------------------------------------
-
     @property
     def method(self) -> Method:
         """Returns the method."""
@@ -277,8 +271,6 @@ class Simulation(Run):
             if self.team is not None:
                 self.team.close()
 
-    # -- taking up an interrupted run ----------------------------------------------------------------------------------
-
     def catch_up(self, restored: Restored) -> None:
         self.worker.catch_up(restored.records)
         memory = self.worker.memory.folder
@@ -289,8 +281,6 @@ class Simulation(Run):
             )
         if self.team is not None:
             self.team.apply(*restored.records)
-
-    # -- a round ----------------------------------------------------------------------------------
 
     def gather(self, number: int) -> Gathered:
         return self.clients.gather(number)
@@ -323,8 +313,6 @@ class Simulation(Run):
             line.seconds["evaluation"] = time.perf_counter() - start
         if line.round == 0:
             line.weights_digest = self.worker.space.digest()
-
-    # -- at the end ----------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Writes the adapter as a folder that peft loads."""

@@ -189,8 +189,6 @@ class StepStore(ABC):
     def release(self) -> None:  # noqa: B027
         """Close the file as it is."""
 
-    # -- what the coordinator remembers and no step says: kept-ROUND.npz -------------------------------------------
-
     def _keep(self, number: int) -> None:
         """Writes it, before the round counts; that of the round before stays."""
         if kept := self.coordinator.state_dict():

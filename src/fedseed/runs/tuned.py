@@ -224,9 +224,6 @@ def _measured(source: Source, number: int) -> dict[str, Any]:
     return known
 
 
-# -- measuring it -----------------------------------------------------------------------------------------------------
-
-
 def recipe_for(
     source: Source,
     recipe: str | None = None,

@@ -118,9 +118,6 @@ def verify(
     return Verified(orbit.last, unlike, missing, checked, worker.space.digest(), record)
 
 
-# -- the steps ---------------------------------------------------------------------------------------------------------
-
-
 def retraced(
     orbit: Orbit, answers: Answers, spec: RunSpec, wanted: Collection[int]
 ) -> tuple[dict[int, dict[bytes, list[int]]], list[int], list[int]]:
@@ -172,9 +169,6 @@ def _arrays(value: Any) -> Iterator[NDArray[np.float64]]:
             yield from _arrays(part)
     elif value is not None:
         yield np.asarray(value, dtype=np.float64).ravel()
-
-
-# -- the answers -------------------------------------------------------------------------------------------------------
 
 
 def _coarse(worker: Worker) -> str | None:

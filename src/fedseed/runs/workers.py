@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from fedseed.federation.hosted import Hosted
 
 
-# -- what a run and its workers say to each other: pickled, for they are one program and trust each other --------------
-
-
 class Train(NamedTuple):
     """Do what a plan asks of a client; the result is its `Answer`."""
 
@@ -131,8 +128,6 @@ class Workers:
         self._closing = False
         self._lock = threading.Lock()  # no worker is started once they are told to end
 
-    # -- what the run says -------------------------------------------------------------------------------------------
-
     def load(self) -> None:
         """Let the workers load, once; this process may do the same meanwhile."""
         if self._threads is None and not self._closing:
@@ -198,8 +193,6 @@ class Workers:
             self._threads.shutdown(cancel_futures=True)
         for process in processes:
             process.join()
-
-    # -- in a thread -------------------------------------------------------------------------------------------------
 
     def _give(self, work: Work | None) -> Any:
         """Lets a free worker do a piece of work, and returns the result; None: the worker is started, and no more."""
@@ -276,9 +269,6 @@ def _how(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"killed by {name}" + (", as a system out of memory does" if name == "SIGKILL" else "")
-
-
-# -- a worker ----------------------------------------------------------------------------------------------------------
 
 
 def main(orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], number: int, load: bytes) -> None:

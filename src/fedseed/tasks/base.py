@@ -29,8 +29,6 @@ class Task(BaseModel, ABC):
             RecipeError: the data can't be had, or does not fit the settings.
         """
 
-    # -- over a network, where nobody should open another's data ------------------------------------------------------
-
     def client_names(self) -> list[str] | None:
         """The clients' names, in order, without opening any data; None: only the data says.
 
@@ -54,8 +52,6 @@ class Task(BaseModel, ABC):
         """
         data = self.load()
         return replace(data, clients=()) if evaluate else data.only(names)
-
-    # -- parties with data of their own ------------------------------------------------------------------------------
 
     @property
     def each_its_own(self) -> bool:

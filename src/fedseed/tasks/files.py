@@ -300,9 +300,6 @@ def _parquet(path: Path) -> list[Record]:
     return _records(str(path), rows)
 
 
-# -- the `datasets` library ------------------------------------------------------------------------------------------
-
-
 def is_saved(place: Path) -> bool:
     """Returns whether a folder is a data set that `save_to_disk` has written."""
     return any((place / name).is_file() for name in SAVED)

@@ -130,8 +130,6 @@ class FilesTask(Task):
             raise RecipeError(f'task.path = "{self.path}": the folder has no file with data; {HINT}')
         return self._load([Party(name, places, number)], partly=True)
 
-    # -- parties with data of their own ------------------------------------------------------------------------------
-
     @property
     def each_its_own(self) -> bool:
         return not self.path
@@ -164,8 +162,6 @@ class FilesTask(Task):
         data = FilesTask.model_validate(changed).load_party(name, zlib.crc32(name.encode()) >> 1)
         notes = [*data.notes, *([] if self.shares_evaluation else [f"{len(data.evaluation['']):,} held-out examples"])]
         return replace(data, notes=tuple(f"{name}: {note}" for note in notes))
-
-    # -- places ----------------------------------------------------------------------------------------------------
 
     def _place(self) -> Path:
         """Returns where the data lies. Raises RecipeError if the settings do not fit together, or it is nowhere."""
@@ -202,8 +198,6 @@ class FilesTask(Task):
             found = ", ".join(sorted(file.name for file in place.iterdir())[:6]) or "nothing"
             raise RecipeError(f"{wanted}: the folder has no file for a client (it has {found}); {HINT}")
         return [Party(name, places, i) for i, (name, places) in enumerate(clients.items())], aside
-
-    # -- reading -----------------------------------------------------------------------------------------------------
 
     def _load(self, parties: Sequence[Party], with_evaluation_file: bool = True, partly: bool = False) -> TaskData:
         """Read some parties' files, and the evaluation file if there is one; what has no name is dealt out.

@@ -199,9 +199,6 @@ def _prompted(table: str, base: type[T], **others: type[T]) -> tuple[type[T], ..
     return tuple(made)
 
 
-# -- MeZO's eleven ---------------------------------------------------------------------------------------------------
-
-
 class MeZOTask(DrawnTask):
     """Settings of MeZO's tasks: those of `DrawnTask` and how many examples are drawn.
 
@@ -292,9 +289,6 @@ class EntityTask(MeZOTask):
         return Labelled(Choice(prompt, options, right[0], right, teacher_forcing=True), str(right[0]))
 
 
-# -- six with a mask -------------------------------------------------------------------------------------------------
-
-
 class ClozeTask(DrawnTask):
     """Settings of the few-shot tasks: those of `DrawnTask` and how many examples of each class there are.
 
@@ -334,9 +328,6 @@ class ClozeTask(DrawnTask):
                 raise RecipeError(f'task.path = "{self.path}": no row of the train file has class {label} ({word[1:]})')
         few = [f"{word[1:]} {seen[label]:,}" for label, word in enumerate(self.words) if seen[label] < 2 * self.k]
         return *drawn, f" (fewer than 2 x {self.k} rows: {', '.join(few)})" if few else ""
-
-
-# -- files -----------------------------------------------------------------------------------------------------------
 
 
 def _lines(text: str, path: Path) -> Iterator[tuple[str, str]]:

@@ -144,8 +144,6 @@ class LocalClient(Client):
     def _rounder(self) -> Rounder:
         return Rounder(self.space.vector, derive(self.seed, Domain.ROUNDING, self.round, self.number))
 
-    # -- the weights ---------------------------------------------------------------------------------------------
-
     def apply(self, change: Change) -> None:
         if not self._undo:
             self._remember(copy=False)
@@ -215,8 +213,6 @@ class LocalClient(Client):
                 buffer.copy_(saved)
 
         return put_back
-
-    # -- data and losses -----------------------------------------------------------------------------------------
 
     def batches(self, size: int) -> Iterator[list[Any]]:
         if not self.items:

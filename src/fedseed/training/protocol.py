@@ -18,16 +18,12 @@ class Client(Protocol):
     number: int
     round: int
 
-    # -- data ----------------------------------------------------------------------------------------------------
-
     def batches(self, size: int) -> Iterator[list[Any]]:
         """Yields endless batches of the client's examples, in an order that (seed, round, client) decides.
 
         Raises:
             NonFiniteError: the client has no examples; so do all that draw batches.
         """
-
-    # -- zeroth order --------------------------------------------------------------------------------------------
 
     def estimates(
         self, method: Any, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
@@ -56,8 +52,6 @@ class Client(Protocol):
     def autocast(self, dtype: Autocast | None) -> AbstractContextManager[None]:
         """Lets forward passes inside the block compute in a 16-bit dtype where torch's autocast does; None: not."""
 
-    # -- first order ---------------------------------------------------------------------------------------------
-
     def first_order(self, training: LocalTraining) -> None:
         """Trains the weights in place. Raises NonFiniteError if a loss is not finite."""
 
@@ -79,8 +73,6 @@ class Client(Protocol):
             NonFiniteError: a loss is not finite.
         """
 
-    # -- what training has changed -------------------------------------------------------------------------------
-
     def change_norms(self) -> NDArray[np.float64]:
         """Returns |w_start - w_now| for each block."""
 
@@ -92,8 +84,6 @@ class Client(Protocol):
 
     def weights(self) -> bytes:
         """Returns all trainable tensors as they are, in order, in their own dtypes (rounded to them if need be)."""
-
-    # -- what it remembers from round to round -----------------------------------------------------------------------
 
     def recall(self) -> Floats | None:
         """Returns what it kept when it last took part in a round before this one, length d; None: nothing yet."""

@@ -102,8 +102,6 @@ class Steps:
             return True
         return False
 
-    # -- from kept gradients -----------------------------------------------------------------------------------------
-
     @contextmanager
     def gathering(self) -> Iterator[None]:
         """While active, backward passes leave gradients where `step` looks for them."""
@@ -149,8 +147,6 @@ class Steps:
         with torch.device("cpu"):
             made: torch.optim.Optimizer = getattr(torch.optim, OPTIMIZERS[training.optimizer])(weights, **options)
         return made
-
-    # -- plain SGD from each gradient as it comes ----------------------------------------------------------------------
 
     def unscaled(self, gradient: torch.Tensor) -> torch.Tensor:
         """Returns a gradient, or rows of one, without the loss' scale; in float32 where the steps are."""

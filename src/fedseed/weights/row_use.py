@@ -178,8 +178,6 @@ class RowUse(TorchFunctionMode):
             change = (left * scale).mT @ right
         return (parameter.detach().float() + change.view(parameter.shape)).to(parameter.dtype)
 
-    # -- functions that need no copy -------------------------------------------------------------------------------
-
     def _special(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
         """Whatever can do without a row's own matrix; None: nothing of the kind."""
         if func is functional.linear:

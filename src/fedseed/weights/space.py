@@ -58,8 +58,6 @@ class ParameterSpace:
         """Where the trainable tensors are."""
         return self.vector.devices
 
-    # -- changes -----------------------------------------------------------------------------------------------
-
     def apply(self, change: Change) -> None:
         """Carry out what a method's `change` says (`fedseed.weights.change` has the kinds).
 
@@ -169,8 +167,6 @@ class ParameterSpace:
                 p.copy_(part.reshape(p.shape))
                 position += e.size * ITEM_BYTES[e.dtype]
 
-    # -- the base ------------------------------------------------------------------------------------------------
-
     def keep_base(self) -> None:
         """Keep a copy of the weights as they are: what `Rebuild` starts from."""
         self._base = self.snapshot()
@@ -206,8 +202,6 @@ class ParameterSpace:
         if self._base is None:
             raise ValueError(f"{what} needs keep_base first")
         return self._base
-
-    # -- directions ------------------------------------------------------------------------------------------------
 
     def project(
         self, delta: torch.Tensor | Floats, basis: Basis, count: int | Sequence[int], first: int = 0
@@ -303,8 +297,6 @@ class ParameterSpace:
                 rows, or a parameter is used outside of its `forward`.
         """
         return self.rows.shown(basis, moves_of(directions, scales))
-
-    # -- the weights as they are -----------------------------------------------------------------------------------
 
     def digest(self) -> str:
         """Hex digest (128 bit) of the trainable tensors: names, dtypes, shapes and bytes."""

@@ -141,8 +141,6 @@ class SecureClient:
         setup.masked[at] = plain, setup.terms.setup + total.tobytes()
         return setup.masked[at][1]
 
-    # -- a setup -----------------------------------------------------------------------------------------------------
-
     def _for(self, round: int, attempt: int) -> _Setup:
         """The newest setup with keys for an attempt of a round. Raises MessageError."""
         for setup in reversed(self._setups.values()):
@@ -230,8 +228,6 @@ class SecureClient:
         ):
             raise MessageError(f"client {accuser} has not accused this client of what it has dealt")
         return key.private_bytes_raw()
-
-    # -- opening a sum -----------------------------------------------------------------------------------------------
 
     def _confirm(self, setup: _Setup, body: bytes) -> bytes:
         """Sign whose vectors are in the sum: one list for each attempt."""

@@ -45,9 +45,6 @@ def _rows(count):  # type: ignore[no-untyped-def]
     return room[skip : skip + count * _WIDTH].reshape(count, _WIDTH)
 
 
-# -- signs -----------------------------------------------------------------------------------------------------------
-
-
 def as_records(pairs: Sequence[Pair]) -> NDArray[Any]:
     """Pairs as the compiled loops take them."""
     rows = [(*split_seed(p.seed), p.k, p.j, p.coefficient) for p in pairs]
@@ -139,9 +136,6 @@ def _signed(words, coefficients):  # type: ignore[no-untyped-def]
 def signs(records: NDArray[Any], domain: Domain, start: int, count: int) -> Floats:
     """Signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count)."""
     return _signed(_across(records, domain, start, count), np.ones(len(records), np.float32))
-
-
-# -- sums ------------------------------------------------------------------------------------------------------------
 
 
 @njit(cache=True)
@@ -251,9 +245,6 @@ def total(records: NDArray[Any], matrix: Matrix, first: int, last: int) -> Float
     else:
         _fill_together(out, max(1, (1 << 14) // matrix.columns), lefts, signed_rights)
     return out
-
-
-# -- inner products --------------------------------------------------------------------------------------------------
 
 
 @njit(cache=True)

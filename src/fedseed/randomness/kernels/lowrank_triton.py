@@ -99,9 +99,6 @@ def _down(out, y, lefts, row, rows, count, PAIRS: tl.constexpr):  # type: ignore
     tl.store(out + f, total, mask=inside)
 
 
-# -- the host's side -----------------------------------------------------------------------------------------------
-
-
 class Records:
     """Pairs as the kernels take them; copied to a device when they are first used there, and kept."""
 

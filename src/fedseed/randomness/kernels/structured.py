@@ -48,8 +48,6 @@ class Kernels:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._flat, name)
 
-    # -- sums ----------------------------------------------------------------------------------------------------
-
     def prepare(self, parts: Sequence[Part], length: int) -> Any:
         """Prepares a sum of directions of one kind, in a block of `length` elements, for `combine` and `move`."""
         if not parts or parts[0].spec.name != "lowrank":
@@ -135,8 +133,6 @@ class Kernels:
             part = out[lo : lo + piece]
             for sums, scale in prepared:
                 self.move(part, part, dtype, sums, scale, start + lo)
-
-    # -- inner products ------------------------------------------------------------------------------------------
 
     def project(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Floats:
         """Inner products of x, which begins at element `start`, with directions."""
