@@ -32,7 +32,7 @@ def test_it_shows_tokens_what_counts_and_what_each_client_has(folder):
     (anna,) = (line.split() for line in lines if line.strip().startswith("anna "))
     (bert,) = (line.split() for line in lines if line.strip().startswith("bert "))
     assert anna[1:5] == ["4", "0", "4", "0"] and bert[1:5] == ["5", "1", "4", "0"]
-    assert f"anna, example 1 of 4 ({folder}/chats/anna.jsonl line " in done.stdout
+    assert "anna, example 1 of 4 (chats/anna.jsonl line " in done.stdout
     assert "1 of the clients' examples left out (over the model's 256 positions); whose: bert 1" in done.stdout
     assert "5 of 9 held-out" not in done.stdout and "are in the training data, too" in done.stdout
     assert max(map(len, (line for line in lines if "│" in line or "─" in line)), default=0) <= 80

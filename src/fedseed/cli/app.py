@@ -45,7 +45,6 @@ from fedseed.text import clean
 # on a machine that is busy with something else makes short operations ten times slower; sleeping at once makes them
 # twice as slow on a free one. Must be set before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-os.environ.setdefault(COMMAND, "1")
 
 TRAINING_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "llvmlite", "rouge_score")
 
@@ -259,6 +258,7 @@ app.add_typer(orbit_app, name="orbit", rich_help_panel="Orbits")
 
 def main() -> None:
     """Runs the command line; errors become one line and an exit code."""
+    os.environ[COMMAND] = "1"  # not for whoever imports this: their transformers may say what it likes
     try:
         app(prog_name="fedseed")  # however it was started: completion goes by the name
     except (FedseedError, OSError) as error:
