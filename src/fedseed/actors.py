@@ -9,6 +9,7 @@ import os
 import pickle
 import queue
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -67,7 +68,8 @@ class Cluster:
 
     def start(self, life: Callable[..., Any], *more: Any, threads: int | None = None) -> tuple["Actor", "Actor"]:
         """Starts an actor where there is room, as `processes.start` starts a process; it is its own connection."""
-        actor = Actor(self._actor.remote(pickle.dumps((life, more)), threads or self.threads, str(Path.cwd())))
+        here = str(Path.cwd()), sys.path
+        actor = Actor(self._actor.remote(pickle.dumps((life, more)), threads or self.threads, *here))
         return actor, actor
 
 
@@ -116,9 +118,10 @@ class Actor:
 class _Life:
     """A life in an actor's process, in a thread of its own: the calls come from Ray's."""
 
-    def __init__(self, life: bytes, threads: int, folder: str) -> None:
+    def __init__(self, life: bytes, threads: int, folder: str, path: list[str]) -> None:
         with suppress(OSError):  # paths may be relative to it
             os.chdir(folder)
+        sys.path += [place for place in path if place not in sys.path]  # a plug-in's modules are found as elsewhere
         compute_with(threads)
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()

@@ -147,7 +147,10 @@ class Liar(SecureClient):
         hides = {"unreadable, and shows nothing": Phase.REVEAL, "wrong shares, and is silent": Phase.OPEN}
         if phase in self.silent or hides.get(self.lie) is phase:
             raise MessageError("silent")
-        answer = super().answer(ask)
+        try:
+            answer = super().answer(ask)
+        except KeyError as error:  # it has gone on without a share that it would need
+            raise MessageError(f"client {error} has dealt it nothing") from error
         return answer[:-1] + bytes([answer[-1] ^ 1]) if self.lie == "nobody's signature" else answer
 
     def _keys(self, setup, body):
