@@ -1,12 +1,10 @@
 """The examples of docs/own-code.md: at most thirty lines each, and they run as they stand."""
 
-import os
 import subprocess
 import sys
 
 import pytest
 
-from fedseed.processes import COMMAND
 from support.documents import ROOT
 
 EXAMPLES = {
@@ -34,9 +32,7 @@ def test_three_trainers_end_with_the_same_weights(shared_server, tmp_path):
     assert "examples/own_trainer.py" in (ROOT / "docs" / "own-code.md").read_text()
     command = [sys.executable, "-m", "fedseed", "serve", path.with_suffix(".toml"), "--nats", shared_server.url]
     works = [[sys.executable, path, name, shared_server.url] for name in ("bird", "star", "boat")]
-    own = {name: value for name, value in os.environ.items() if name != COMMAND}  # as in a shell of one's own
-    how = {"cwd": tmp_path, "stdout": subprocess.PIPE, "text": True, "env": own}
-    going = [subprocess.Popen(words, **how) for words in [*works, command]]
+    going = [subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for words in [*works, command]]
     *said, coordinator = [process.communicate()[0] for process in going]
     assert [process.returncode for process in going] == [0] * 4
     digests = {text.splitlines()[-2] for text in said}
