@@ -178,3 +178,8 @@ def test_another_base_another_recipe(problem, network, shared_server, in_process
     lines = describe(status)
     assert f"of {net.recipe['rounds']}" in lines[0] and "5 of 5 alive" in lines[1]
     assert any(line.startswith("held-out loss") for line in lines) and any("another base" in line for line in lines)
+
+
+def test_a_program_that_runs_commands_has_its_environment_back(fedseed):
+    fedseed("status", "nothing.toml")
+    assert "FEDSEED_COMMAND" not in os.environ

@@ -258,7 +258,7 @@ app.add_typer(orbit_app, name="orbit", rich_help_panel="Orbits")
 
 def main() -> None:
     """Runs the command line; errors become one line and an exit code."""
-    os.environ[COMMAND] = "1"  # not for whoever imports this: their transformers may say what it likes
+    os.environ[COMMAND] = "1"
     try:
         app(prog_name="fedseed")  # however it was started: completion goes by the name
     except (FedseedError, OSError) as error:
@@ -269,6 +269,8 @@ def main() -> None:
         _fail(FedseedError(f"this needs {error.name}, a part of the training side: {to_install('train')}"), 1)
     except Exception as error:  # a bug: still one line, with how to see more
         _fail(RuntimeError(f"{type(error).__name__}: {error} (run again with --debug before the command)"), 1)
+    finally:  # whoever calls this from a program of their own has a screen of their own afterwards
+        os.environ.pop(COMMAND, None)
 
 
 def _fail(error: Exception, code: int) -> None:
