@@ -91,6 +91,7 @@ class Rounds(RuleBasedStateMachine):
         if len(there) < max(3, self.threshold):  # who is out is asked again after a while
             self.out.clear()
             there = [n for n in self.clients if n not in self.summing.barred]
+        few = len(set(there) - self.liars.keys()) < max(3, self.threshold)  # then a liar's silence is enough
         try:
             setup = self.hold(self.summing.prepare(self.number, self.attempt, there), data)
             words = {}
@@ -106,12 +107,11 @@ class Rounds(RuleBasedStateMachine):
             self.took(*self.hold(self.summing.open(self.number, self.attempt, words), data))
         except TooFewError as error:
             new = self.summing.doubted.keys() - self.out
-            few = len(set(there) - self.liars.keys()) < max(3, self.threshold)  # a liar's silence was enough
             assert few or self.disturbed or new or self.summing.barred.keys() - self.bars, error
             self.out |= new
             self.attempt += 1
         except LostError as error:
-            assert self.disturbed or self.summing.barred.keys() - self.bars, error
+            assert few or self.disturbed or self.summing.barred.keys() - self.bars, error
             self.fresh()
         except KeyboardInterrupt:
             self.the_coordinator_is_started_again()
@@ -281,7 +281,8 @@ class Adversary(RuleBasedStateMachine):
                     except MessageError:
                         continue
                     newest = self.clients[client]._for(terms.round + at, attempt).terms.setup
-                    against = next(m[client] for t, m, _ in self.setups if t.setup == newest)
+                    # a seed may come twice, and a setup with it
+                    against = next(m[client] for t, m, _ in self.setups if t.setup == newest and client in m)
                     self.masked.setdefault((newest, at), {})[client] = against
 
     @rule(seed=SEEDS)
