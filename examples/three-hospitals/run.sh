@@ -43,8 +43,7 @@ for name in "${!data[@]}"; do
 done
 
 # 5. the coordinator
-fedseed serve "$here/recipe.toml" "${reach[@]}" --key "$out/keys/coordinator.nk" --ca "$out/keys/ca.pem" \
-  --server-log "$out/keys/nats-server.log" --out "$out/run"
+fedseed serve "$here/recipe.toml" "${reach[@]}" --key "$out/keys/coordinator.nk" --ca "$out/keys/ca.pem" --out "$out/run"
 for process in "${joined[@]}"; do wait "$process"; done
 
 # what came of it

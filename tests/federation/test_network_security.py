@@ -41,7 +41,7 @@ def start_all(net, server, **order):
     keys = server.keys
     ca = str(keys / "ca.pem")
     net.common["ca"] = ca
-    coordinator = net.coordinator(key=str(keys / "coordinator.nk"), server_log=str(server.folder / "server.log"))
+    coordinator = net.coordinator(key=str(keys / "coordinator.nk"))
     hosts = [
         net.host(0, 1, 2, key=str(keys / "trio.nk"), **order),
         net.host(3, key=str(keys / "client-3.nk"), **order),

@@ -225,7 +225,7 @@ def _live(order):
         NatsEnd.largest = order["inline"]
     code = 1
     try:
-        files = (None if order.get(name) is None else Path(order[name]) for name in ("key", "ca", "server_log"))
+        files = (None if order.get(name) is None else Path(order[name]) for name in ("key", "ca"))
         way = transport(Access(order["nats"], *files), order["run"])
         role = {"coordinator": coordinator, "host": host}[order["role"]]
         digest = role(order, Recipe.model_validate(order["recipe"]), way, Written(order["log"] + ".said"))

@@ -144,12 +144,7 @@ def run(
 
 
 @grouped
-def tune_rate(
-    recipe: RecipeArgument,
-    *,
-    reading: ReadingForDevice,
-    telling: Telling,
-) -> None:
+def tune_rate(recipe: RecipeArgument, *, reading: ReadingForDevice, telling: Telling) -> None:
     """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's passes."""
     checked, shown = reading.read(recipe), telling.screen()
     check_places(checked)

@@ -123,8 +123,7 @@ class Placing:
     """Of which base a model is made, and where it lies."""
 
     base: Annotated[
-        str | None,
-        typer.Option(help="The base: a name, or its folder. Default: where the run had it."),
+        str | None, typer.Option(help="The base: a name, or its folder. Default: where the run had it.")
     ] = None
     device: Annotated[
         str, typer.Option(help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map.")

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,9 +92,6 @@ def serve(
     recipe: RecipeArgument,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RUN.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete a run of this name from the server first.")] = False,
-    server_log: Annotated[
-        Path | None, typer.Option(help="nats-server's log: what the server refuses is counted, too.")
-    ] = None,
     *,
     reaching: Reaching,
     figures: Figures,
@@ -108,10 +105,9 @@ def serve(
         console.print(f"the run in {folder} is finished: nothing is changed")
         summary = read_summary(folder)
     else:
-        reach = replace(reaching.reach(checked, "coordinator"), server_log=server_log)
         map_large()
         with interruptible(), figures.serve() as exporter:
-            way = transport(reach, name)
+            way = transport(reaching.reach(checked, "coordinator"), name)
             summary = coordinate(checked, name, way, folder, fresh, Shown(console), exporter).summary
     for line in by_client(summary):
         say(line)

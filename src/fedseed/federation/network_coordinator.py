@@ -244,7 +244,6 @@ class NetworkCoordinator(Working):
 
     def figures(self) -> dict[str, Any]:
         """Returns what status and summary both say."""
-        self.session.end.poll()
         return {
             "run": self.run,
             "repeated_rounds": self.rounds.repeated if self.rounds is not None else 0,

@@ -37,7 +37,6 @@ from fedseed.transport.base import Events, LogLostError, Transport
 
 T = TypeVar("T")
 MOST_TOLD = 50  # refusals by the server that are said
-LAST_LOOKS = 8  # into the server's log: as much of a flood of its lines as is counted at the end
 PROOFS = "proofs"  # folder in that of a run: why clients are barred from secure sums
 STATUS_SECONDS = 0.5  # that another thread waits for a coordinator that may be busy
 
@@ -197,7 +196,6 @@ class NetworkRun(Run):
 
     def _sync(self) -> None:
         """Bring what was written to the disk; a step-by-step method does this now and then."""
-        self.talk.session.end.poll()
         if self.folder is not None and self.store is not None:
             self.folder.sync()
             self.store.sync()
@@ -210,8 +208,6 @@ class NetworkRun(Run):
         self._wait(asyncio.to_thread(draw_apart, folder.path, self.probabilities(), summary))
 
     def about(self) -> dict[str, Any]:
-        for _ in range(LAST_LOOKS):
-            self.talk.session.end.poll()
         return {"peak_memory_bytes": resident_memory(peak=True), **self.talk.figures()}
 
     def _status(self) -> dict[str, Any] | None:

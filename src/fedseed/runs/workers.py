@@ -98,11 +98,7 @@ class Workers:
     """
 
     def __init__(
-        self,
-        load: "Callable[[], Hosted]",
-        count: int,
-        threads: int | None = None,
-        cluster: Cluster | None = None,
+        self, load: "Callable[[], Hosted]", count: int, threads: int | None = None, cluster: Cluster | None = None
     ) -> None:
         if count < 1:
             raise RecipeError(f"workers = {count}: at least 1")

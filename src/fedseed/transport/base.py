@@ -53,7 +53,6 @@ class Access:
     url: str  # where it is; the scheme says which transport it is
     key: Path | None = None  # file with this side's secret
     ca: Path | None = None  # file with the certificates to trust
-    server_log: Path | None = None  # where a server between the two sides writes what it refuses
 
 
 @dataclass(frozen=True)
@@ -281,9 +280,6 @@ class CoordinatorEnd(End):
     def carried(self) -> dict[str, Any]:
         """Returns what the transport itself has carried, for the run's summary."""
         return {}
-
-    def poll(self) -> None:  # most transports have nothing
-        """Tell `rejected` what a server has refused meanwhile."""
 
 
 class Transport(ABC):

@@ -91,14 +91,9 @@ def make(
     if set(hosts) <= LOCAL:  # by default it listens on all of the machine's addresses
         text = f'host: "{hosts[0]}"\n{text}'
     _write_secret(out / "nats-server.conf", text.encode())
-    names = json.dumps({key: name for name, key in public.items()}, indent=1) + "\n"
-    (out / "keys.json").write_text(names, encoding="utf-8")  # so that `serve --server-log` knows who is who
     reach = ["--run", run, "--nats", f"tls://{hosts[0]}:{port}"]
     lines = ["# the server", _command("nats-server", "-c", out / "nats-server.conf"), "# the coordinator"]
-    lines.append(
-        _command("fedseed", "serve", recipe, *reach, "--key", out / "coordinator.nk", "--ca", out / "ca.pem",
-                 "--server-log", out / "nats-server.log")
-    )  # fmt: skip
+    lines.append(_command("fedseed", "serve", recipe, *reach, "--key", out / "coordinator.nk", "--ca", out / "ca.pem"))
     for name, clients_of in hosted.items():
         mine = [word for client in clients_of for word in ("--client", client)]
         data = ["--data", f"{name}.jsonl" if clients_of == [name] else name] if own_data else []
@@ -198,11 +193,7 @@ def configuration(
         [run, f"$O.{subjects.bucket()}.>", *own, "$JS.API.>", "$JS.FC.>"],
         [f"{subjects.root}.up.>", subjects.status, f"{subjects.inbox('coordinator')}.>"],
     )
-    user(
-        "watcher",
-        [subjects.status, f"$JS.API.STREAM.INFO.{subjects.stream}"],
-        [f"{subjects.inbox('watcher')}.>"],
-    )
+    user("watcher", [subjects.status, f"$JS.API.STREAM.INFO.{subjects.stream}"], [f"{subjects.inbox('watcher')}.>"])
     for name, clients in hosted.items():
         user(name, *permissions(subjects, clients))
     return (

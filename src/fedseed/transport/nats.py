@@ -28,7 +28,6 @@ from fedseed.transport.nats_log import (
     stored,
 )
 from fedseed.transport.nats_objects import ObjectsEnd
-from fedseed.transport.server_log import ServerLog, key_names
 from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects, name_of
 
@@ -224,20 +223,17 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
     Args: those of `NatsEnd`, but for connection and owner, and
         lines: three connections to the server: for the log, objects, and what goes to everybody; for what clients send;
             for questions about the status.
-        log: what the server itself refuses is read from here.
     """
 
     asks_as = "coordinator"
     silences = 1
 
     def __init__(
-        self, lines: Sequence[Guarded], subjects: Subjects, signatures: Signatures, events: base.Events,
-        log: ServerLog | None = None,
-    ) -> None:  # fmt: skip
+        self, lines: Sequence[Guarded], subjects: Subjects, signatures: Signatures, events: base.Events
+    ) -> None:
         own, self._clients, self._askers = lines
         super().__init__(own, subjects, None, signatures, events)
         self._clients.dropped = self.dropped
-        self._log = log
         self._rejected: base.Rejected = lambda who, what: None
         self._pulse = Pulse(self._clients)
         self._hearing: Hearing | None = None  # once it listens
@@ -278,11 +274,6 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
         name = name_of(parts[-2]) if len(parts) > 2 and parts[-3] == "up" else None
         if self._hearing is not None:
             self._hearing.dropped(name)
-
-    def poll(self) -> None:
-        if self._log is not None:
-            for who, reason in self._log.new():
-                self._rejected(who, reason)
 
     async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
         await self._publish(self.subjects.down, data)
@@ -364,10 +355,7 @@ class NatsTransport(base.Transport):
         self._subjects = Subjects(run)
 
     async def coordinator(self, events: base.Events = base.QUIET) -> "NatsCoordinator":
-        """Returns the coordinator's end. Raises FedseedError also if the server's log can't be read."""
-        at, lines, log = self._access, list[Guarded](), None
-        if at.server_log is not None:
-            log = ServerLog(at.server_log, key_names(at.key.parent) if at.key is not None else {})
+        at, lines = self._access, list[Guarded]()
         try:
             for _ in range(3):
                 lines.append(await connect(at, self._subjects, "coordinator", events))
@@ -375,7 +363,7 @@ class NatsTransport(base.Transport):
             for connection in lines:
                 await connection.close()
             raise
-        return NatsCoordinator(lines, self._subjects, Signatures.read(at.key, coordinating=True), events, log)
+        return NatsCoordinator(lines, self._subjects, Signatures.read(at.key, coordinating=True), events)
 
     async def client(self, name: str, events: base.Events = base.QUIET) -> NatsClient:
         connection = await connect(self._access, self._subjects, name, events)

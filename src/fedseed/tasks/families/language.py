@@ -77,11 +77,7 @@ def _commas(value: Any) -> Any:
 
 
 LANGUAGE = Environment(
-    variable_start_string="{",
-    variable_end_string="}",
-    finalize=_commas,
-    autoescape=False,
-    keep_trailing_newline=True,
+    variable_start_string="{", variable_end_string="}", finalize=_commas, autoescape=False, keep_trailing_newline=True
 )
 # what expressions know; given to each of them, which is faster than Jinja's own globals
 KNOWN: Values = WORLD | {
