@@ -3,7 +3,7 @@
 # make test         style, and all that a user relies on
 # make slow         types, and the rest of the tests: wider matrices, long series of kills
 # make gpu        everything that is to be tried on a GPU, where there is one; the report goes to gpu-report.md
-# make trackers   installs all trackers (W&B, MLflow) and runs their tests
+# make trackers   installs all trackers (W&B) and runs their tests
 # make mutate       makes small mistakes in the code and sees whether a test fails (scripts/mutate.py)
 # make docs       the documentation as a site, in build/site; its notebook is run (make notebook stores its outputs)
 # make dist       builds both packages into dist/, checks them and tries their wheels, as a release does

@@ -23,7 +23,6 @@ from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.runs.joining import Loading
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
-from fedseed.tracking.csv import CSV
 from fedseed.transport.base import Transport
 from fedseed.transport.memory import Hub, MemoryClient
 from support.heard import Ending
@@ -229,7 +228,7 @@ def test_a_simulation_writes_the_same_whatever_the_data(drawn, tmp_path):
     for kind, folder in folders.items():
         drawn()
         notes = [f"{sum(map(len, data(kind)))} examples"]
-        federation(kind, out=folder, recipe_text="rounds = 4", trackers=[CSV()], notes=notes).run()
+        federation(kind, out=folder, recipe_text="rounds = 4", notes=notes).run()
     assert contents(folders["plain"]) == contents(folders["odd"])
     assert not unlisted(in_all_files(folders["odd"]))
     lines = [json.loads(line) for line in (folders["odd"] / "metrics.jsonl").read_text().splitlines()]
@@ -317,7 +316,7 @@ def test_the_page_lists_all_that_is_carried_in_memory(carried):
 
 def test_the_page_lists_nothing_that_is_not_told(carried, tmp_path):
     """What stands on the page and is not seen here is named there as seen elsewhere."""
-    federation("odd", out=tmp_path / "run", recipe_text="rounds = 4", trackers=[CSV()]).run()
+    federation("odd", out=tmp_path / "run", recipe_text="rounds = 4").run()
     heard, _, out = carried["odd"]
     seen = defaultdict(set)
     for found in (by_place(heard), in_all_files(out), in_all_files(tmp_path / "run")):

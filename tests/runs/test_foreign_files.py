@@ -1,6 +1,5 @@
 """Recipes, run folders and adapters of somebody else's: refused in one line, whatever they hold."""
 
-import json
 import os
 from dataclasses import replace
 
@@ -18,7 +17,6 @@ from fedseed.orbit.replay import equip
 from fedseed.reports.log import Logged
 from fedseed.reports.progress import Silent
 from fedseed.runs.parties import read_names, write_names
-from fedseed.runs.recipe import read_recipe
 from fedseed.runs.store import OrbitStore, read_weights
 from fedseed.weights.digest import base_digest
 from fedseed.weights.layout import Layout, TensorEntry
@@ -120,11 +118,3 @@ def test_an_adapter_that_is_larger_than_it_says(settings):
     for one in (header, replace(header, layout=big)):
         with pytest.raises(OrbitError, match=f"the orbit's adapter.* = {number:,}"):
             equip(one, net)
-
-
-@pytest.mark.parametrize("file", ["../x.csv", "/tmp/x.csv", "model.orbit", "a/b.csv", ".csv", "x.csv\n", "", "..csv"])
-def test_a_tracker_writes_a_file_of_its_own(file, tmp_path):
-    text = f'rounds = 1\n[method]\nname = "feedsign"\n[[tracking]]\nname = "csv"\nfile = {json.dumps(file)}\n'
-    (tmp_path / "a.toml").write_text(text)
-    with pytest.raises(RecipeError, match=r"tracking.*file"):
-        read_recipe(tmp_path / "a.toml")

@@ -250,15 +250,18 @@ def test_five_percent_of_738_clients_are_36():
 
 
 def test_components_are_chosen_by_name(recipe):
-    text = GOOD + "[aggregation]\nname = 'median'\n[[tracking]]\nname = 'csv'\n[[tracking]]\nname = 'tensorboard'\n"
+    text = GOOD + "[aggregation]\nname = 'median'\n[[tracking]]\nname = 'wandb'\n[[tracking]]\nname = 'tensorboard'\n"
     read = read_recipe(recipe(text), ["method.seeds=shared"])
-    assert read.aggregation.name == "median" and [t.name for t in read.tracking] == ["csv", "tensorboard"]
+    assert read.aggregation.name == "median" and [t.name for t in read.tracking] == ["wandb", "tensorboard"]
     assert read_recipe(recipe(read.to_toml())) == read
     assert read_recipe(recipe(GOOD)).aggregation.name == "mean"
     assert read_recipe(recipe(GOOD), ["method.seeds=shared", "aggregation.name=median"]).aggregation.name == "median"
     for table, problem in (
         ("[aggregation]\nname = 'median'", '"median" does not fit ferret: seeds = "per-client".*; set method.seeds'),
-        ("[[tracking]]\nname = 'csv'\npath = 'x'", "tracking.0.path = 'x': unknown key; allowed here: name, file$"),
+        (
+            "[[tracking]]\nname = 'tensorboard'\npath = 'x'",
+            "tracking.0.path = 'x': unknown key; allowed here: name, folder$",
+        ),
     ):
         with pytest.raises(RecipeError, match=problem):
             read_recipe(recipe(GOOD + table))

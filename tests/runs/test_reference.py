@@ -42,7 +42,7 @@ def test_a_key_is_found_by_its_end_and_by_its_table(keys):
     }
     assert [key.key for key in find_keys(keys, "[stopping]")] == ["stopping.patience"]
     tracking = {key.key for key in find_keys(keys, "tracking")}
-    assert tracking >= {"tracking[].name", "tracking[].file", "tracking[].folder"}
+    assert tracking >= {"tracking[].name", "tracking[].folder"}
     assert (
         find_keys(keys, "colour") == []
         and near_key(keys, "dirctions") == "did you mean method.directions?"

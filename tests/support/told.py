@@ -65,14 +65,12 @@ def in_files(folder):
     """Fields by file of a run's folder; none of what is no table of them."""
     found = {}
     for file in sorted(folder.iterdir()):
-        text = file.read_text(encoding="utf-8") if file.suffix in (".jsonl", ".json", ".csv") else ""
+        text = file.read_text(encoding="utf-8") if file.suffix in (".jsonl", ".json") else ""
         found[file.name] = set()
         if file.suffix == ".jsonl":
             found[file.name] = {field for line in text.splitlines() for field in fields(json.loads(line))}
         elif file.name == "summary.json":
             found[file.name] = set(fields(json.loads(text)))
-        elif file.name == "metrics.csv":
-            found[file.name] = set(text.splitlines()[0].split(","))
     return found
 
 
@@ -89,10 +87,6 @@ def contents(folder):
             # an answer to a plan that went out once more comes too late, where all is slow
             busy = ("began", "note    waiting for clients", "warning a message of")
             found[file.name] = [line for line in lines if not line.startswith(busy)]
-        elif file.name == "metrics.csv":
-            rows = [line.split(",") for line in file.read_text().splitlines()]
-            kept = [number for number, name in enumerate(rows[0]) if not name.startswith("seconds.")]
-            found[file.name] = [[row[number] for number in kept] for row in rows]
         elif file.suffix == ".html":
             found[file.name] = None
         else:

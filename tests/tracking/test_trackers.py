@@ -1,12 +1,18 @@
-import csv
+import json
+import os
+import signal
+import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
 from pydantic import PrivateAttr
 
-from fedseed.tracking import CSV, TRACKERS, Start, TensorBoard, Tracker, Trackers
-from fedseed.tracking.remote import RemoteTracker
+from fedseed.errors import RecipeError
+from fedseed.tracking import TRACKERS, Start, TensorBoard, Tracker, Trackers, WandB
+from fedseed.tracking.wandb import FILE
 
 LINES = [
     {"round": 0, "seconds": {"evaluation": 1.5}, "loss": 4.0, "train_loss": None},
@@ -51,8 +57,7 @@ class Noisy(Tracker):
 @pytest.mark.parametrize("kind", TRACKERS)
 def test_what_every_tracker_keeps_to(kind, tmp_path, elsewhere):
     assert kind.about
-    if issubclass(kind, RemoteTracker):
-        pytest.importorskip(kind.package, reason=f"the extra {kind.model_fields['name'].default} is not installed")
+    pytest.importorskip(kind.package, reason=f"the extra {kind.model_fields['name'].default} is not installed")
     with pytest.raises(ValueError, match="extra"):
         kind(folders="x")
     for run in (start(tmp_path), start(tmp_path, LINES[:2])):
@@ -66,28 +71,6 @@ def test_what_every_tracker_keeps_to(kind, tmp_path, elsewhere):
         tracker.close()
         tracker.close()
         assert tracker.model_dump() == kind().model_dump()  # settings stay settings
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.mark.parametrize("known", range(4))
-def test_a_resumed_spreadsheet_has_no_line_twice_and_none_missing(known, tmp_path):
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    for folder, sessions in ((whole, [LINES]), (resumed, [LINES, LINES[known:]])):
-        folder.mkdir()
-        for lines in sessions:  # the first one was killed after it had told of everything, or of too little
-            tracker = CSV()
-            tracker.start(start(folder, LINES[: len(LINES) - len(lines)]))
-            for line in lines:
-                tracker.metrics(line)
-            tracker.close()
-    found = rows(resumed / "metrics.csv")
-    assert found == rows(whole / "metrics.csv")
-    assert [row["round"] for row in found] == ["0", "1", "2"] and [row["loss"] for row in found] == ["4.0", "", "3.5"]
-    assert found[0]["clients"] == "" and found[2]["clients"] == "1" and "digest" not in found[0]
 
 
 def test_curves_on_a_board(tmp_path, monkeypatch):
@@ -106,14 +89,89 @@ def test_curves_on_a_board(tmp_path, monkeypatch):
     assert [event.step for event in board.Scalars("seconds/local")] == [1, 2]
 
 
-@pytest.mark.parametrize("kind", [CSV, TensorBoard])
-def test_without_a_folder_it_is_said_and_the_run_goes_on(kind):
+def test_without_a_folder_it_is_said_and_the_run_goes_on():
     said = []
-    trackers = Trackers([kind()], said.append)
+    trackers = Trackers([TensorBoard()], said.append)
     trackers.tell("start", start(None))
     trackers.tell("metrics", LINES[0])
     trackers.close()
     assert len(said) == 1 and "has no folder" in said[0]
+
+
+@pytest.mark.parametrize("kind", [WandB, TensorBoard])
+def test_the_extra_is_named_where_its_package_is_missing(kind, monkeypatch):
+    monkeypatch.setattr("fedseed.tracking.base.find_spec", lambda name: None)
+    name = kind.model_fields["name"].default
+    with pytest.raises(RecipeError, match=rf'tracking\.name = "{name}" needs the package {kind.package}: .*{name}\]'):
+        kind().check()
+
+
+class Service:
+    """What W&B has of a run, in this process; its module is `wandb` here."""
+
+    runs: ClassVar[dict[str, "Service"]] = {}
+
+    def __init__(self, identity):
+        self.id, self.step, self.resumed, self.told, self.files = identity, 0, False, [], []
+        self.settings = self
+        self.mode = "online"
+
+    @classmethod
+    def init(cls, id, **settings):
+        found = cls.runs.setdefault(id, cls(id))
+        found.resumed = bool(found.told)
+        return found
+
+    def log(self, values, step):
+        self.told.append((step, values))
+        self.step = step + 1
+
+    def log_artifact(self, files):
+        self.files += files
+
+
+class Files(list):
+    def __init__(self, name, type):
+        super().__init__()
+
+    def add_file(self, name):
+        self.append(Path(name).name)
+
+
+@pytest.fixture
+def service(monkeypatch):
+    monkeypatch.setattr(Service, "runs", {})
+    module = type(sys)("wandb")
+    module.init, module.Settings, module.Artifact = Service.init, dict, Files
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return Service.runs
+
+
+@pytest.mark.parametrize(("known", "told"), [(0, 0), (1, 3), (3, 1), (2, 2)])
+def test_a_run_that_goes_on_is_the_same_one_with_every_round_once(known, told, tmp_path, service):
+    """Killed when it had been told of less than metrics.jsonl has, of as much, or of more."""
+    for earlier, upto in ((0, told), (known, len(LINES))):
+        tracker = WandB()
+        tracker.start(start(tmp_path, LINES[:earlier]))
+        for line in LINES[earlier:upto]:
+            tracker.metrics(line)
+    (run,) = service.values()
+    assert [step for step, _ in run.told] == [0, 1, 2] and json.loads((tmp_path / FILE).read_text()) == {
+        "wandb:fedseed": {"id": run.id}
+    }
+    assert run.told[1][1] == {"seconds/local": 2.0, "seconds/rebuild": 0.5, "clients": 2, "bytes_up": 8.0}
+
+
+@pytest.mark.parametrize(("settings", "sent"), [({}, ["small"]), ({"upload": False}, [])])
+def test_files_are_sent_if_they_are_wanted_and_not_too_large(settings, sent, tmp_path, service, monkeypatch):
+    monkeypatch.setattr("fedseed.tracking.wandb.LARGEST", 100)
+    for name, size in (("small", 10), ("large", 200)):
+        (tmp_path / name).write_bytes(bytes(size))
+    tracker = WandB(**settings)
+    tracker.start(start(tmp_path))
+    tracker.artefacts([tmp_path / "small", tmp_path / "large"])
+    (run,) = service.values()
+    assert run.files == sent
 
 
 @pytest.mark.parametrize("fails", ["start", "metrics", "artefacts", "finish", "close", "nowhere"])
@@ -152,3 +210,43 @@ def test_a_run_hands_over_the_files_that_it_leaves(problem, tmp_path, without_pi
     run.run()
     (files,) = [content for what, content in told if what == "artefacts"]
     assert files == ["recipe.toml", "metrics.jsonl", "model.orbit", "summary.json"]
+
+
+SESSION = """
+import os, signal, sys
+from pathlib import Path
+from typing import ClassVar, Literal
+from fedseed.runs.loop import Run
+from fedseed.tracking import Tracker, WandB
+from support.problem import Problem
+
+folder, stop = Path(sys.argv[1]), int(sys.argv[2])
+
+class Killer(Tracker):
+    name: Literal["killer"] = "killer"
+    about: ClassVar[str] = "kills this process after a round"
+    def metrics(self, line):
+        if line["round"] == stop:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+Run.draw = lambda self, folder, metrics: None
+problem = Problem()
+run = problem.federation(
+    problem.ferret(), rounds=5, evaluate_every=1, out=folder, recipe_text="rounds = 5", trackers=[WandB(), Killer()]
+)
+run.run(resume=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("wandb") is None, reason="the extra wandb is not installed")
+def test_wandb_itself_has_one_offline_run_of_three_sessions(tmp_path):
+    environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    for stop, code in ((1, -signal.SIGKILL), (3, -signal.SIGKILL), (-1, 0)):
+        words = [sys.executable, "-c", SESSION, str(tmp_path / "run"), str(stop)]
+        done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+    known = json.loads((tmp_path / "run" / FILE).read_text())["wandb:fedseed"]["id"]
+    kept = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")  # W&B's own process may still write its log
+    assert [file.name for file in kept] == [f"run-{known}.wandb"]

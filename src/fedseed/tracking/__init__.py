@@ -2,8 +2,6 @@
 
 from fedseed.registry import Registry, check_class, classes_in, name_of
 from fedseed.tracking.base import Start, Tracker, Trackers
-from fedseed.tracking.csv import CSV
-from fedseed.tracking.mlflow import MLflow
 from fedseed.tracking.tensorboard import TensorBoard
 from fedseed.tracking.wandb import WandB
 
@@ -15,4 +13,4 @@ REGISTRY: Registry[type[Tracker]] = Registry(
     lambda thing: check_class(thing, Tracker),
 )
 
-__all__ = ["CSV", "REGISTRY", "TRACKERS", "MLflow", "Start", "TensorBoard", "Tracker", "Trackers", "WandB"]
+__all__ = ["REGISTRY", "TRACKERS", "Start", "TensorBoard", "Tracker", "Trackers", "WandB"]

@@ -1,10 +1,12 @@
 """Weights & Biases: a run of its own, online, or offline (WANDB_MODE=offline, then `wandb sync`).
 
-Offline a session leaves a folder under the run's folder. Nobody can be asked then what an earlier session, which may
-have been killed, has brought to the disk, so a session that goes on tells everything once more and takes the earlier
-folder's place: there is one, it is complete, and `wandb sync` makes one run of it.
+A run that is resumed goes on in the same run there, whose id is kept in tracking.json in the run's folder. No round is
+sent twice and none is missing: what is there already, W&B says. Offline a session leaves a folder under the run's
+folder, and nobody can be asked what an earlier session, which may have been killed, has brought to the disk. So a
+session that goes on tells everything once more and takes the earlier folder's place: `wandb sync` makes one run of it.
 """
 
+import json
 import os
 import shutil
 import sys
@@ -16,14 +18,19 @@ from uuid import uuid4
 
 from pydantic import PrivateAttr
 
-from fedseed.tracking.base import Start, scalars, slashed
-from fedseed.tracking.remote import RemoteTracker
+from fedseed.durable import write_whole
+from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars, slashed
+
+FILE = "tracking.json"
+LARGEST = 100_000_000  # bytes of the largest file that is sent: whole weights may be gigabytes
 
 
-class WandB(RemoteTracker):
+class WandB(Tracker):
     """Curves over rounds, the recipe as configuration, the summary, and the run's files as an artefact.
 
-    Args (besides those of `RemoteTracker`):
+    Args:
+        project: what runs stand under there.
+        upload: whether the run's files (recipe, orbit or weights, pictures, report) are sent when it is over.
         mode: "online", "offline" or "disabled"; by default WANDB_MODE, or online.
     """
 
@@ -31,18 +38,25 @@ class WandB(RemoteTracker):
     about: ClassVar[str] = "Weights & Biases, online or offline (extra: wandb)"
     package: ClassVar[str | None] = "wandb"
 
+    project: str = "fedseed"
+    upload: bool = True
     mode: Literal["online", "offline", "disabled"] | None = None
 
     _run: Any = PrivateAttr(None)
+    _told: int = PrivateAttr(-1)  # the last round that is there
 
-    def open(self, run: Start, known: str | None) -> tuple[str, int]:
-        """Begin a run with an id of our own choice: whoever has the id goes on with it."""
+    def start(self, run: Start) -> None:
+        """Open the run there, with an id of our own choice, and send of earlier lines what is missing."""
         import wandb
 
+        file = None if run.folder is None else run.folder / FILE
+        kept = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
+        key = f"{self.name}:{self.project}"
+        known = kept.get(key, {}).get("id")
         identity = known or uuid4().hex[:8]
         self._run = wandb.init(
             project=self.project,
-            name=self.run_name or run.title,
+            name=os.environ.get("WANDB_NAME", run.title),
             id=identity,
             resume="allow",
             mode=self.mode,
@@ -56,17 +70,27 @@ class WandB(RemoteTracker):
             for folder in session.parent.glob(f"offline-run-*-{identity}*"):
                 if folder != session and folder.name.split("-")[3] == identity:  # ...-ID, and -1 in the same second
                     shutil.rmtree(folder)
-        return identity, self._run.step - 1 if self._run.resumed else -1
+        self._told = self._run.step - 1 if self._run.resumed else -1
+        if file is not None and known is None:
+            write_whole(file, f"{json.dumps({**kept, key: {'id': identity}}, indent=1)}\n".encode())
+        for line in run.earlier:
+            self.metrics(line)
 
-    def send(self, number: int, values: dict[str, float]) -> None:
-        self._run.log(slashed(values), step=number)
+    def metrics(self, line: MetricsLine) -> None:
+        """Send the line's numbers, if its round is not there yet."""
+        if line["round"] > self._told:
+            self._told = line["round"]
+            self._run.log(slashed(scalars({**line, "round": None})), step=self._told)
 
-    def send_files(self, files: Sequence[Path]) -> None:
-        """Send one artefact with all files; the same files again make no new version."""
+    def artefacts(self, files: Sequence[Path]) -> None:
+        """Send one artefact with all files that are not too large; the same files again make no new version."""
         import wandb
 
-        made = wandb.Artifact(f"run-{self._run_id}", type="fedseed-run")
-        for file in files:
+        small = [file for file in files if file.stat().st_size <= LARGEST]
+        if not self.upload or not small:
+            return
+        made = wandb.Artifact(f"run-{self._run.id}", type="fedseed-run")
+        for file in small:
             made.add_file(str(file))
         with redirect_stdout(sys.stderr):  # what a package prints is not what the command prints
             self._run.log_artifact(made)
