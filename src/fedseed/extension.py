@@ -13,9 +13,8 @@ from fedseed import aggregation, methods, tasks, tracking, transport
 from fedseed.errors import RecipeError
 from fedseed.metrics import Metric, declare
 from fedseed.registry import Registry, name_of
-from fedseed.tasks import metrics, rewards
+from fedseed.tasks import metrics
 from fedseed.tasks.metrics import Score
-from fedseed.tasks.rewards import Reward
 
 C = TypeVar("C", bound=type)
 
@@ -23,7 +22,6 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "methods": methods.REGISTRY,
     "tasks": tasks.REGISTRY,
     "metrics": metrics.REGISTRY,
-    "rewards": rewards.REGISTRY,
     "aggregation": aggregation.REGISTRY,
     "trackers": tracking.REGISTRY,
     "transports": transport.REGISTRY,
@@ -61,17 +59,6 @@ def register_metric(name: str, function: Score, declared: Metric | None = None) 
     _named("metrics", name, function, r"[a-z][a-z0-9_]*", "a name of small letters, digits and _ is expected")
     if declared is not None:
         declare(replace(declared, name=name))
-    return function
-
-
-def register_reward(name: str, function: Reward) -> Reward:
-    """Let recipes say `reward.name = ...` for a function of your own.
-
-    Args:
-        name: what recipes call it.
-        function: gives the reward of (prompt, generated answer, example); the more, the better.
-    """
-    _named("rewards", name, function, r"[a-z][a-z0-9_-]*", "a name of small letters, digits, - and _ is expected")
     return function
 
 

@@ -1,4 +1,4 @@
-"""What can be chosen by name, from fedseed and others: methods, tasks, metrics, rewards, rules, trackers, transports.
+"""What can be chosen by name, from fedseed and others: methods, tasks, metrics, rules, trackers, transports.
 
 A registry is filled from three places:
 
@@ -274,7 +274,7 @@ def load_plugin(source: str | Path, where: str = "--plugin", registers: bool = T
         if fresh and registers and not added:
             raise RecipeError(
                 f"{where} {source}: registers nothing; call fedseed.register_method, register_task, register_metric, "
-                "register_aggregation, register_reward, register_tracker or register_transport in it"
+                "register_aggregation, register_tracker or register_transport in it"
             )
         _loaded[name] = digest
         return name

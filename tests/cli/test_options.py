@@ -2,13 +2,10 @@
 
 import json
 import logging
-import shutil
 
 import pytest
 
 from fedseed.cli.common import LOGGERS
-from fedseed.errors import FedseedError
-from fedseed.runs.folder import FILES, discard
 from support.command import fedseed, well
 from support.instruction_files import write_lines
 
@@ -79,46 +76,6 @@ def test_results_as_json(place, run):
     assert {row["origin"] for row in said("list", "methods")} >= {"built in"}
     found = said("explain", "method.directions")
     assert [(one["key"], one["default"], one["of"]) for one in found] == [("method.directions", "200", ["ferret"])]
-
-
-@pytest.mark.long
-def test_overwriting_deletes_a_runs_files_and_no_others(place, run, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(run, out)
-    (out / "notes.txt").write_text("mine")
-    words = ["run", "my.toml", "--out", out, "--set", "seed=2", "--quiet"]
-    refused = fedseed(*words, cwd=place[0])
-    assert refused.returncode == 1 and "begin anew with --overwrite" in refused.stderr
-    wrong = fedseed(*words, "--overwrite", "--set", "federation.per_round=9", cwd=place[0])
-    assert wrong.returncode == 2 and (out / "summary.json").exists()  # a wrong recipe deletes nothing
-    both = fedseed(*words, "--overwrite", "--resume", cwd=place[0])
-    assert both.returncode == 2 and "give one of them" in both.stderr
-    done = fedseed(*words, "--overwrite", cwd=place[0])
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert "seed = 2" in (out / "recipe.toml").read_text() and (out / "notes.txt").read_text() == "mine"
-
-
-def test_what_is_no_runs_folder_is_not_touched(tmp_path):
-    import fcntl
-
-    discard(tmp_path / "not there")
-    for name in ("summary.json", "model.safetensors"):  # a model of somebody's
-        (tmp_path / name).write_text("x")
-    for recipe in (None, "title = 'a poem'", "not = = toml"):
-        if recipe is not None:
-            (tmp_path / "recipe.toml").write_text(recipe)
-        with pytest.raises(FedseedError, match=r"is no run's folder .*nothing is deleted"):
-            discard(tmp_path)
-        assert (tmp_path / "model.safetensors").exists() and (tmp_path / "summary.json").exists()
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    (tmp_path / "progress.jsonl").write_text("")
-    with open(tmp_path / "progress.jsonl", "rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(FedseedError, match="another process is running"):
-            discard(tmp_path)
-    (tmp_path / "mine").write_text("x")
-    discard(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"] and "recipe.toml" in FILES
 
 
 def test_what_is_misspelt_ends_with_2_and_a_suggestion(place):

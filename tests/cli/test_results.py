@@ -219,17 +219,11 @@ def test_a_conversation(place, exported, tmp_path, monkeypatch):
     monkeypatch.setattr(Writer, "_ids", heard)
     monkeypatch.setattr(sys, "stdin", Terminal("Hello\nAgain\n\n"))
     words = ["generate", tmp_path / "chat", "--chat", "--max-tokens", 3]
-    talk = well(*words, "--system", "Be brief.")
-    assert seen[0] == "<system> Be brief.\n<user> Hello\n<assistant>"
-    first = fedseed(*words, "Hello", "--system", "Be brief.").stdout.removesuffix("\n")
-    assert seen[1] == f"<system> Be brief.\n<user> Hello\n<assistant> {first}\n<user> Again\n<assistant>"
+    talk = well(*words)
+    assert seen[0] == "<user> Hello\n<assistant>"
+    first = fedseed(*words, "Hello").stdout.removesuffix("\n")
+    assert seen[1] == f"<user> Hello\n<assistant> {first}\n<user> Again\n<assistant>"
     assert talk.stdout.startswith(f"> {first}\n> ")
-    turns = [{"role": "user", "content": "Hello"}]
-    (tmp_path / "turns.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
-    done = fedseed(*words, "--system", "Be brief.", "--file", tmp_path / "turns.jsonl")
-    assert json.loads(done.stdout) == {"prompt": turns, "response": first}
-    done = fedseed("generate", tmp_path / "chat", "--file", tmp_path / "turns.jsonl")
-    assert done.returncode == 2 and '"messages" need --chat' in done.stderr
 
 
 def test_what_can_not_be_generated(place, tmp_path, monkeypatch, image_base):
@@ -238,7 +232,6 @@ def test_what_can_not_be_generated(place, tmp_path, monkeypatch, image_base):
     for words, code, text in (
         (["runs/ferret"], 2, "no prompt"),
         (["runs/ferret", "a", "--file", "b"], 2, "a PROMPT or --file"),
-        (["runs/ferret", "a", "--system", "b"], 2, "--system goes with --chat"),
         (["runs/ferret", "--file", "none.txt"], 2, "none.txt: can't be read"),
         (["runs/ferret", long], 1, "positions: shorten it"),
         ([image_base("vit"), "a"], 2, "writes no text"),

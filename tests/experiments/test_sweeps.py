@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import RecipeError
 from fedseed.experiments import sweeps
 from fedseed.experiments.sweeps import How, Sweep, Sweeping, WorkerPool, packaged_sweeps, read_sweep
 from fedseed.runs.recipe import read_recipe
@@ -222,37 +222,16 @@ def test_jobs_run_side_by_side_and_the_lines_keep_their_order(monkeypatch, tmp_p
     assert {(job.how.workers, job.how.threads) for job, _ in played.jobs} == {(3, 1)}
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_runs_that_measure_the_validation_loss_beside_are_chosen_from_and_not_run_again(
-    monkeypatch, tmp_path, overwrite
-):
+def test_runs_that_measure_the_validation_loss_beside_are_chosen_from_and_not_run_again(monkeypatch, tmp_path):
     # what is best on the test examples is not what is chosen
     played = Played(monkeypatch, lambda recipe: 1 / rate(recipe), beside=rate)
     made = sweep(seeds=[1, 2], metric="validation_loss", set=["stopping.patience=2"], run=[GRID])
-    for _ in range(1 + overwrite):
-        (line,) = Sweeping(made, tmp_path, str, How(overwrite=overwrite)).run()
-        assert [(job.folder.name, rate(recipe)) for job, recipe in played.jobs] == [
-            ("seed-1", 1e-3), ("seed-1", 3e-3), ("seed-2", 1e-3)
-        ]  # fmt: skip
-        assert all(recipe.task.evaluate_on == "test" for _, recipe in played.jobs)
-        assert line.tried == dict(zip(made.runs[0].points(), [1e-3, 3e-3], strict=True))
-        assert line.folders[1] == played.jobs[0][0].folder
-        played.jobs.clear()
-
-
-def test_a_sweep_begins_anew(monkeypatch, tmp_path):
-    played = Played(monkeypatch, lambda recipe: 1.0)
-    one = Sweep.model_validate({"run": [FEDAVG], "set": TINY})
-    Sweeping(one, tmp_path, lambda line: None).run()
-    Sweeping(one, tmp_path, lambda line: None).run()
-    assert len(played.jobs) == 1  # there already
-    [folder] = {job.folder for job, _ in played.jobs}
-    (folder / "recipe.toml").unlink()
-    with pytest.raises(FedseedError, match="is no run's folder"):
-        Sweeping(one, tmp_path, lambda line: None, How(overwrite=True)).run()
-    (folder / "recipe.toml").write_text(played.jobs[0][1].to_toml())
-    for file in ("summary.json", "metrics.jsonl"):
-        assert (folder / file).exists()
-    monkeypatch.setattr(played, "loss", lambda recipe: None)  # it breaks, so nothing is written again
-    Sweeping(one, tmp_path, lambda line: None, How(overwrite=True)).run()
-    assert len(played.jobs) == 2 and list(folder.iterdir()) == []
+    (line,) = Sweeping(made, tmp_path, str).run()
+    assert [(job.folder.name, rate(recipe)) for job, recipe in played.jobs] == [
+        ("seed-1", 1e-3), ("seed-1", 3e-3), ("seed-2", 1e-3)
+    ]  # fmt: skip
+    assert all(recipe.task.evaluate_on == "test" for _, recipe in played.jobs)
+    assert line.tried == dict(zip(made.runs[0].points(), [1e-3, 3e-3], strict=True))
+    assert line.folders[1] == played.jobs[0][0].folder
+    Sweeping(made, tmp_path, str).run()
+    assert len(played.jobs) == 3  # they are there already

@@ -41,11 +41,9 @@ def test_an_item_leaves_data_picture_table_and_a_page_that_asks_for_nothing(tmp_
     assert result["verdict"] == "holds" and len(result["claims"]) == 2
     index = (tmp_path / "index.html").read_text()
     assert 'href="ferret/figure-6/exact/page.html"' in index
-    # again: it is there; as JSON, and anew
+    # again: it is there; as JSON
     again = fedseed("reproduce", "ferret/figure-6", "--out", tmp_path, "--json")
     assert "(there already)" in again.stderr and json.loads(again.stdout) == result
-    anew = fedseed("reproduce", "ferret/figure-6", "--out", tmp_path, "--overwrite", "--quiet")
-    assert (anew.returncode, anew.stdout, anew.stderr) == (0, "", "")
 
 
 def test_what_is_wrong_is_said_in_one_line(tmp_path):

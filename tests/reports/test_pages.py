@@ -1,6 +1,5 @@
 """Pages about runs, read as a browser reads them."""
 
-import fcntl
 import json
 
 import pytest
@@ -70,16 +69,6 @@ def test_a_damaged_or_growing_folder_is_shown_as_far_as_it_goes(runs, tmp_path):
     Page(run_page(view))
     with pytest.raises(FedseedError, match="no run is here"):
         view_folder(tmp_path / "nowhere")
-
-
-def test_whether_a_run_goes_on_is_seen_by_its_lock(runs, tmp_path):
-    (tmp_path / "recipe.toml").write_text("rounds = 2\n")
-    with open(tmp_path / "progress.jsonl", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert view_folder(tmp_path).state == "running"
-    view = view_folder(tmp_path)
-    assert view.state == "stopped" and "--resume" in Page(run_page(view)).text
-    assert view_folder(runs / "one").state == "finished"
 
 
 def test_a_page_that_fails_does_not_cost_the_run(monkeypatch, tmp_path):

@@ -1,18 +1,12 @@
 """Reward functions: the ones that come along, one of a user's, and what becomes of those that do not behave."""
 
-import threading
-
 import pytest
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.tasks.data import Example
-from fedseed.tasks.rewards import REGISTRY, Judge, RewardSettings, placed
+from fedseed.tasks.rewards import Judge, RewardSettings, placed
 
 ONE = [Example("2 + 2 =", " 4", answers=("4", "four"))]
-
-
-def judged(function, seconds=60.0):
-    return Judge(function, "mine.py:f", seconds)(ONE, ["Four."])
 
 
 @pytest.mark.parametrize(
@@ -27,7 +21,7 @@ def judged(function, seconds=60.0):
 )
 def test_the_rewards_that_come_along_are_the_metrics_of_one_answer(name, answer, expected):
     example = Example("2 + 2 =", " 4") if name == "final_number" else ONE[0]
-    assert Judge(REGISTRY.get(name))([example], [answer]) == [expected]
+    assert Judge(RewardSettings(name=name).load())([example], [answer]) == [expected]
 
 
 def broken(prompt, answer, example):
@@ -42,13 +36,12 @@ def broken(prompt, answer, example):
         (lambda *_: None, r"returned None \(NoneType\), not a number"),
         (lambda *_: "x" * 500, r"returned 'x{56}\.\.\. \(str\)"),
         (lambda one: 1.0, "raised TypeError: .*takes 1 positional argument"),
-        (lambda *_: threading.Event().wait(), "has no answer after 0.05 s; prompt '2 . 2 =', answer 'Four.'"),
     ],
-    ids=["raises", "text", "nothing", "long", "signature", "hangs"],
+    ids=["raises", "text", "nothing", "long", "signature"],
 )
 def test_a_function_that_does_not_behave_is_named_with_its_example(function, problem):
     with pytest.raises(FedseedError, match=f"reward mine.py:f {problem}") as caught:
-        judged(function, seconds=0.05 if "after" in problem else 60.0)
+        Judge(function, "mine.py:f")(ONE, ["Four."])
     assert "\n" not in str(caught.value) and not isinstance(caught.value, RecipeError)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedseed.cli.common import (
-    OverwriteOption,
     Reading,
     ReadingForDevice,
     RecipeArgument,
@@ -78,7 +77,6 @@ class Keeping:
         Path | None, typer.Option(help="Folder for page, pictures and data. Default: runs/AUDIT/RECIPE.")
     ] = None
     threads: ThreadsOption = None
-    overwrite: OverwriteOption = False
 
 
 @app.command()
@@ -151,7 +149,7 @@ class _Audited:
         self._threads = keeping.threads
         self.name = Path(recipe).stem
         self.folder = keeping.out or Path("runs") / kind / self.name
-        check_free(self.folder, keeping.overwrite)
+        check_free(self.folder)
 
     def say(self, text: str) -> None:
         """Show a line."""

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedseed.cli.common import OverwriteOption, SetOption, Telling, answer, grouped, interruptible
+from fedseed.cli.common import SetOption, Telling, answer, grouped, interruptible
 from fedseed.experiments.sweeps import parse_seeds
 
 app = typer.Typer(add_completion=False)
@@ -28,7 +28,6 @@ def reproduce(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; the cores are shared out.")] = 1,
     seeds: Annotated[str | None, typer.Option(help="Of the runs, such as 1,2,3. Default: the item's own.")] = None,
     set_: SetOption = None,
-    overwrite: OverwriteOption = False,
     *,
     telling: Telling,
 ) -> None:  # fmt: skip
@@ -61,7 +60,7 @@ def reproduce(
         shown.print(text, highlight=False, soft_wrap=True, markup=False)
 
     check_folder(out)
-    making = Making(out, say, jobs, set_ or [], numbers, overwrite)
+    making = Making(out, say, jobs, set_ or [], numbers)
     with interruptible():
         if wanted is None:
             try:

@@ -19,7 +19,6 @@ from fedseed.durable import write_whole
 from fedseed.errors import FedseedError
 from fedseed.experiments.sweeps import How, Sweep, Sweeping, SweepLine, SweepRun, find_sweep, read_sweep
 from fedseed.reports.results import read_summary
-from fedseed.runs.folder import discard
 from fedseed.runs.recipe import read_recipe
 from fedseed_papers import fedkseed, feedsign, ferret
 from fedseed_papers.catalogue import SCALES, Item, Scale, catalogue
@@ -48,7 +47,6 @@ class Making:
         jobs: runs of a sweep at a time.
         settings: for all runs of sweeps, "key=value".
         seeds: of sweeps' runs; None: the sweeps' own.
-        overwrite: make anew what is there, runs as well.
     """
 
     out: Path
@@ -56,7 +54,6 @@ class Making:
     jobs: int = 1
     settings: Sequence[str] = ()
     seeds: Sequence[int] | None = None
-    overwrite: bool = False
 
     def folder(self, item: Item, scale: Scale) -> Path:
         """Returns where an item's files go."""
@@ -75,7 +72,7 @@ class Making:
         folder = self.folder(item, scale)
         wanted = {"settings": list(self.settings), "seeds asked": None if self.seeds is None else list(self.seeds)}
         there = _read(folder / RESULT)
-        if there is not None and not self.overwrite and {key: there.get(key) for key in wanted} == wanted:
+        if there is not None and {key: there.get(key) for key in wanted} == wanted:
             self.say(f"{item.name} ({scale}): {there['verdict']} (there already)")
             return there
         self.say(f"{item.name} ({scale}): {item.shows}")
@@ -159,10 +156,7 @@ class Making:
         out = self.out / "runs" / source
         about = made.model_dump_json(exclude={"seeds"})  # more of them add runs
         before = _read(out / "sweep.json")
-        if self.overwrite:
-            for run in sorted(out.rglob("recipe.toml")):
-                discard(run.parent)
-        elif before is not None and before != json.loads(about):  # its numbers would be mixed with ours
+        if before is not None and before != json.loads(about):  # its numbers would be mixed with ours
             aside = next(p for n in count(1) if not (p := out.with_name(f"{source}.{n}")).exists())
             out.rename(aside)
             self.say(f"Runs of {source} with other settings were there: they are in {aside} now")

@@ -37,7 +37,6 @@ from fedseed.processes import COMMAND, warm
 from fedseed.registry import COMMANDS
 from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.reports.progress import Shown
-from fedseed.runs.folder import discard
 from fedseed.runs.recipe import Recipe
 from fedseed.text import clean
 
@@ -127,8 +126,6 @@ def run(
     telling: Telling,
 ) -> None:
     """Run a federation on this machine: in this process, or with --workers in several."""
-    if resume and running.overwrite:
-        raise RecipeError("--resume goes on with the run in the folder, --overwrite deletes it: give one of them")
     shown = telling.screen()
     folder = out or Path("runs") / Path(recipe).stem
     _check_no_sweep(recipe)
@@ -193,10 +190,7 @@ def compare(
     grid, each = dict(map(sweeps.parse_grid, swept.grid or [])), {}
     for text in swept.each or []:
         key, each[key] = sweeps.parse_grid(text, "--each")
-    how = sweeps.How(
-        swept.jobs, reading.plugins, reading.trust_plugins, running.workers, running.threads, running.overwrite,
-        running.ray,
-    )  # fmt: skip
+    how = sweeps.How(swept.jobs, reading.plugins, reading.trust_plugins, running.workers, running.threads, running.ray)
     with interruptible():
         sweep = sweeps.made_sweep(file, recipes, reading.changes, seeds, grid, each)
         done = sweeps.Sweeping(sweep, out, lambda text: say(text, shown), how).run()
@@ -227,8 +221,6 @@ def _run(
 
     how = running.workers, running.threads
     federation = build(recipe, folder, Shown(shown), *how, resume=resume, ray=running.ray)
-    if running.overwrite:  # now that nothing of the recipe is wrong
-        discard(folder)
     return federation.run(resume, extend).summary
 
 

@@ -46,10 +46,6 @@ RecipeArgument = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="The result as JSON on standard output; all else goes to standard error.")
 ]
-OverwriteOption = Annotated[
-    bool,
-    typer.Option("--overwrite", help="Begin anew in a folder that holds a run: its files are deleted, others stay."),
-]
 
 
 def _load_plugins(context: typer.Context, sources: list[str] | None) -> list[str] | None:
@@ -132,7 +128,7 @@ class Placing:
 
 @dataclass(frozen=True)
 class Running:
-    """How a run is computed, and whether it begins anew."""
+    """How a run is computed."""
 
     workers: Annotated[
         int | None,
@@ -147,7 +143,6 @@ class Running:
         typer.Option(help='Have the --workers, or the --jobs, on a Ray cluster: its head\'s address, or "auto".'),
     ] = None
     threads: ThreadsOption = None
-    overwrite: OverwriteOption = False
 
 
 @dataclass(frozen=True)
@@ -206,7 +201,7 @@ def interruptible(resume: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        given = [word for word in sys.argv[1:] if word not in ("--fresh", "--overwrite")]  # which would begin again
+        given = [word for word in sys.argv[1:] if word != "--fresh"]  # which would begin again
         words = ["fedseed", *given, *([resume] if resume and resume not in given else [])]
         print(f"fedseed: interrupted; it goes on with: {shlex.join(words)}", file=sys.stderr)
         raise typer.Exit(130) from None

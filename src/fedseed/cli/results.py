@@ -137,13 +137,11 @@ def generate(
     source: SourceArgument,
     prompt: Annotated[str | None, typer.Argument(help="What the model goes on from. Default: standard input.")] = None,
     file: Annotated[
-        Path | None,
-        typer.Option(help='A text file: one prompt. A .jsonl file: a "prompt" (or "messages") in each line.'),
+        Path | None, typer.Option(help='A text file: one prompt. A .jsonl file: a "prompt" in each line.')
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Use the tokenizer's chat template; on a terminal, talk on turn by turn.")
     ] = False,
-    system: Annotated[str | None, typer.Option(help="With --chat: the system's turn.")] = None,
     plugin: PluginOption = None,
     *,
     wording: Wording,
@@ -152,29 +150,22 @@ def generate(
     """Let a model write: after a prompt, for each line of a file, or in a conversation (--chat)."""
     if prompt is not None and file is not None:
         raise RecipeError("generate: a PROMPT or --file, not both")
-    if system is not None and not chat:
-        raise RecipeError("--system goes with --chat")
     talking = prompt is None and file is None and sys.stdin.isatty()
-    wanted = [] if talking else list(_prompts(prompt, file, chat))
+    wanted = [] if talking else list(_prompts(prompt, file))
     tuned = opening.open(source, quietly=True)
     from fedseed.objectives.generation import Writer
 
     writer = Writer(tuned.model, tuned.processor, **vars(wording))
-    turns = [] if system is None else [{"role": "system", "content": system}]
     if talking:
-        _talk(writer, chat, turns)
+        _talk(writer, chat)
         return
     for one in wanted:
-        if isinstance(one, str):
-            asked = [*turns, {"role": "user", "content": one}]
-            text = (writer.answer(asked) if chat else writer.after(one)).text
-        else:
-            text = writer.answer([*turns, *one]).text
+        text = (writer.answer([{"role": "user", "content": one}]) if chat else writer.after(one)).text
         lines = file is not None and file.suffix == ".jsonl"
         print(json.dumps({"prompt": one, "response": text}, ensure_ascii=False) if lines else _seen(text))
 
 
-def _prompts(prompt: str | None, file: Path | None, chat: bool) -> Iterator[str | list[dict[str, str]]]:
+def _prompts(prompt: str | None, file: Path | None) -> Iterator[str]:
     if prompt is not None:
         yield prompt
     elif file is None:
@@ -186,15 +177,7 @@ def _prompts(prompt: str | None, file: Path | None, chat: bool) -> Iterator[str 
             raise RecipeError(f"--file {file}: can't be read: {getattr(error, 'strerror', None) or error}") from error
     else:
         for row in read_records(file):
-            if "messages" in row.values:
-                if not chat:
-                    raise RecipeError(f'{row.where}: "messages" need --chat')
-                turns = row.field("messages", list)
-                if not all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in turns):
-                    raise RecipeError(f'{row.where}: "messages": each is an object with "role" and "content"')
-                yield turns
-            else:
-                yield row.field("prompt", str)
+            yield row.field("prompt", str)
 
 
 def _said(text: str) -> str:
@@ -210,8 +193,9 @@ def _seen(text: str) -> str:
     return clean(text) if sys.stdout.isatty() else text
 
 
-def _talk(writer: "Writer", chat: bool, turns: list[dict[str, str]]) -> None:
+def _talk(writer: "Writer", chat: bool) -> None:
     """Talks turn by turn on a terminal, until its end (Ctrl-D) or an empty line."""
+    turns: list[dict[str, str]] = []
     print("Ctrl-D or an empty line ends.", file=sys.stderr)
     while True:
         try:

@@ -16,7 +16,7 @@ from rich.table import Table
 from fedseed.errors import RecipeError, plural
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.methods import Method
-from fedseed.models import adapters, quantized
+from fedseed.models import adapters
 from fedseed.models.architectures import architecture_of
 from fedseed.models.heads import head_parameters
 from fedseed.models.loading import base_config, choose_trainable, outline
@@ -69,12 +69,12 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
         RecipeError: the base's configuration can't be had, or does not fit the recipe.
     """
     settings, method = recipe.model, recipe.method
-    model, saved = _outline(recipe)
+    model = _outline(recipe)
     tensors = list(model.parameters())
     training: LocalTraining | None = getattr(method, "training", None)
     tuned = [p for p in tensors if p.requires_grad]
     count, trained = sum(p.numel() for p in tuned), sum(map(_bytes, tuned))
-    parts = [("weights", sum(map(_bytes, (*tensors, *model.buffers()))) - saved)]
+    parts = [("weights", sum(map(_bytes, (*tensors, *model.buffers()))))]
     if method.from_base:
         parts.append(("copy of the base", trained))
     if getattr(method, "streaming", False):
@@ -99,8 +99,8 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
     return Reckoned(sum(p.numel() for p in tensors), count, settings.dtype, [part for part in parts if part[1]])
 
 
-def _outline(recipe: Recipe) -> tuple[Any, int]:
-    """Returns the model that the recipe would tune, on "meta", and the bytes that quantisation saves of its weights."""
+def _outline(recipe: Recipe) -> Any:
+    """Returns the model that the recipe would tune, on "meta"."""
     settings = recipe.model
     architecture, head = settings.architecture or architecture_of(base_config(settings.base)), None
     try:
@@ -109,7 +109,6 @@ def _outline(recipe: Recipe) -> tuple[Any, int]:
     except RecipeError:  # the data are not here: a model that writes texts, unless the recipe says otherwise
         pass
     model = outline(settings.base, settings.dtype, settings.trust_remote_code, architecture, head, settings.attention)
-    saved = 0 if settings.quantization is None else quantized.saved_by(model, settings.quantization)
     trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapter is not None:
@@ -117,7 +116,7 @@ def _outline(recipe: Recipe) -> tuple[Any, int]:
             model = adapters.wrap(model, adapter, settings.base)
     if adapter is None or trainable is not None:
         choose_trainable(model, trainable)
-    return model, saved
+    return model
 
 
 def _bytes(tensor: torch.Tensor) -> int:

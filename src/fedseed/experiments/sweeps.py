@@ -46,7 +46,7 @@ from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, 
 from fedseed.reports.results import read_summary
 from fedseed.reports.tables import Sheet
 from fedseed.reports.view import view_folder
-from fedseed.runs.folder import RunFolder, discard
+from fedseed.runs.folder import RunFolder
 from fedseed.runs.keys import explain
 from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe, read_toml
 
@@ -325,7 +325,6 @@ class How:
         trust_plugins: load what recipes name as plug-ins, too.
         workers: local processes that each run deals its clients to; None: a run is one process.
         threads: how many threads each process has.
-        overwrite: begin every run anew, also where there is a finished one.
         ray: the address of a Ray cluster whose machines have the runs; None: this machine has them.
     """
 
@@ -334,7 +333,6 @@ class How:
     trust_plugins: bool = False
     workers: int | None = None
     threads: int | None = None
-    overwrite: bool = False
     ray: str | None = None
 
 
@@ -469,7 +467,6 @@ class Sweeping:
         self._done = 0
         self.total = 0
         self._folders: set[Path] = set()
-        self._begun: set[Path] = set()  # folders of runs begun here: a chosen point's run may be a result, too
         for scenario, run in sweep.lines():
             points, here = run.points(), sweep.choose_in in (None, scenario.name)
             choosing = here and len(points) > 1
@@ -584,9 +581,6 @@ class Sweeping:
 
     def _run(self, job: Job) -> dict[str, Any] | str:
         """Returns the summary of a run, which is run if it is not finished; or why it failed."""
-        if self.how.overwrite and job.folder not in self._begun:
-            discard(job.folder)
-        self._begun.add(job.folder)
         there = (job.folder / "summary.json").exists()
         began = time.perf_counter()
         problem = self.pool.run(job)

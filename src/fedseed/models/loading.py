@@ -21,7 +21,6 @@ from fedseed.models.architectures import LOADERS, Architecture, architecture_of
 from fedseed.models.foreign import check_files, own_code
 from fedseed.models.heads import Head
 from fedseed.models.placement import deal_out, find_device, spread
-from fedseed.models.quantized import Quantization, settings_of, settle
 from fedseed.processes import COMMAND
 from fedseed.text import first_line, listed
 
@@ -106,7 +105,6 @@ def load_model(
     head: Head | None = None,
     device: str = "cpu",
     attention: str | None = None,
-    quantization: Quantization | None = None,
 ) -> tuple[Any, Any]:
     """Returns a model and its tokenizer (or what stands in its place).
 
@@ -119,7 +117,6 @@ def load_model(
             other classes, or without a head, gets a new one, whose weights the run's seed decides.
         device: where the model is to lie (`fedseed.models.placement`).
         attention: how attention is computed, as transformers calls it (`attn_implementation`); None: what it chooses.
-        quantization: how its linear layers are quantised (`fedseed.models.quantized`); None: they are not.
 
     Raises:
         RecipeError: this machine has no such device; or the base is not found, not loadable, of another kind than the
@@ -149,11 +146,6 @@ def load_model(
         options["device_map"] = {"": where}  # shard by shard, in their dtype
     if attention is not None:
         options["attn_implementation"] = attention
-    if quantization is not None:
-        if wanted == "image":
-            raise RecipeError(f'model.quantization = "{quantization}": models of texts are quantised, not of images')
-        options["quantization_config"] = settings_of(quantization, getattr(torch, dtype), wanted == "classification")
-        options["device_map"] = {"": where or "cpu"}
     try:
         # transformers draws what the files do not have
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if where is None else where):
@@ -190,8 +182,6 @@ def load_model(
         reason = f"its tokenizer or image processor can't be loaded ({first_line(error)})"
         raise _problem(base, f"{reason}; {remedy}") from error
     _fit(base, model, processor)
-    if quantization is not None:
-        settle(model)
     if wanted == "classification":
         # a decoder with a head looks for a text's last token by what texts are filled up with
         for pad in (processor.eos_token_id, processor.pad_token_id):
@@ -306,8 +296,6 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
         return
     chosen = {name for name, _ in model.named_parameters() if any(fnmatchcase(name, pattern) for pattern in patterns)}
     for name, parameter in model.named_parameters():
-        if name in chosen and not parameter.is_floating_point():
-            raise RecipeError(f"model.trainable = {list(patterns)}: {name} is quantised, and does not move")
         parameter.requires_grad_(name in chosen)
     if not chosen:
         raise RecipeError(f"model.trainable = {list(patterns)}: no parameter has a name like this")

@@ -129,7 +129,7 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
     """
     if kind.example is not Example:
         raise ValueError(f"reward: no answers are generated from a {kind.example.__name__}; leave the table out")
-    judge = Judge(settings.load(), settings.about, settings.seconds)
+    judge = Judge(settings.load(), settings.about)
 
     def objective(tokenizer: Any, evaluation: EvaluationSettings) -> Rewarded:
         language: Any = kind.objective(tokenizer, evaluation)

@@ -13,8 +13,7 @@ from fedseed.reports.tables import plain_table
 from fedseed.tasks.data import Choice, Cloze, Picture, TaskData
 from fedseed.text import natural, shown
 
-SHOWN_CLIENTS = 24  # more are summed up
-SHOWN_LABELS = 16  # more are summed up
+SHOWN_CLIENTS = 24  # of more only the summary is shown
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def partition_statistics(data: TaskData) -> PartitionStatistics:
 
 
 def partition_table(held: PartitionStatistics) -> list[Table | str]:
-    """Returns what a terminal shows: clients, or labels if there are many clients; then a summary."""
+    """Returns what a terminal shows: each client, unless there are many; then a summary."""
     labelled = held.labels != ("",)
     sizes, kinds = held.sizes, (held.counts > 0).sum(axis=1)
     about = f" of {plural(len(held.labels), 'label')}" if labelled else ""
@@ -80,14 +79,6 @@ def partition_table(held: PartitionStatistics) -> list[Table | str]:
         if labelled:
             table.columns[2].justify = "left"
         parts.append(table)
-    elif labelled:
-        totals, holders, largest = held.counts.sum(axis=0), (held.counts > 0).sum(axis=0), held.counts.max(axis=0)
-        order = sorted(range(len(held.labels)), key=lambda i: -totals[i])
-        rows = [(held.labels[i], f"{totals[i]:,}", f"{holders[i]:,}", f"{largest[i]:,}") for i in order[:SHOWN_LABELS]]
-        if len(order) > SHOWN_LABELS:
-            rest = sum(totals[i] for i in order[SHOWN_LABELS:])
-            rows.append((f"{len(order) - SHOWN_LABELS:,} more", f"{rest:,}", "", ""))
-        parts.append(plain_table(("label", "examples", "clients", "most with one"), rows))
     line = f"A client holds {_span(sizes, 'example')}"
     if labelled:
         line += f" of {_span(kinds, 'label')}; its mixture is {held.skew:.2f} from the whole's (0: equal, 1: disjoint)"

@@ -14,8 +14,6 @@ from fedseed.errors import FedseedError
 from fedseed.reports.results import RoundLine
 from fedseed.text import natural
 
-State = Literal["finished", "running", "stopped", "unknown"]
-
 
 @dataclass
 class ClientRow:
@@ -51,7 +49,6 @@ class RunView:
         recipe: its recipe as text; "" if it has none.
         round: the last round that is known to count.
         rounds: how many there will be; None: not known.
-        state: whether it goes on; unknown: this system does not tell.
     """
 
     name: str
@@ -60,7 +57,6 @@ class RunView:
     recipe: str = ""
     round: int = 0
     rounds: int | None = None
-    state: State = "unknown"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -151,8 +147,6 @@ def view_folder(folder: Path, summary: Mapping[str, Any] | None = None) -> RunVi
     rounds = [line.round for line in (*lines, *_whole_lines(folder / "progress.jsonl"))]
     view = RunView(folder.resolve().name, lines, summary, recipe, max(rounds, default=0))
     view.rounds = view.settings.get("rounds")
-    states: dict[bool | None, State] = {None: "unknown", True: "running", False: "stopped"}
-    view.state = "finished" if summary is not None else states[_held(folder / "progress.jsonl")]
     return view
 
 
@@ -167,16 +161,3 @@ def _whole_lines(path: Path) -> list[RoundLine]:
         for text in _text(path).split("\n")[:-1]:
             found.append(RoundLine.from_json(json.loads(text)))
     return found
-
-
-def _held(path: Path) -> bool | None:
-    """Returns whether a process holds a file's lock, as a run holds that of its progress; None where it can't be told.
-
-    Asking for the lock would tell, too, but a run that starts at that moment would be turned away.
-    """
-    try:
-        inode = path.stat().st_ino
-        table = Path("/proc/locks").read_text(encoding="ascii")
-    except OSError:
-        return None if path.exists() else False
-    return any(f":{inode} " in line for line in table.splitlines() if "FLOCK" in line)  # devices differ on some systems

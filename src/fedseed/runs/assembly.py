@@ -204,7 +204,7 @@ def host(
     equipment = equip(recipe, data)
     evaluate, notes = evaluate_with(equipment)
     spec = RunSpec.of(
-        recipe, out, base_digest=equipment.base_digest, trainable=equipment.trainable, classes=equipment.classes,
+        recipe, out, trainable=equipment.trainable, classes=equipment.classes,
         limit=equipment.limit, notes=(*data.notes, *notes), attackers=attackers, **more,
     )  # fmt: skip
     held = data.clients

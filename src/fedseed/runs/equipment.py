@@ -46,7 +46,6 @@ class Equipment:
         measured: the recipe's evaluation settings, within what the model can take.
         limit: what makes an example too long, for a person.
         room: how many tokens the base takes; None: any number.
-        base_digest: of the base that quantised weights were made of; None: the model is its base, not hashed yet.
         classes: what a classifier tells apart, in the order of its outputs.
     """
 
@@ -58,7 +57,6 @@ class Equipment:
     measured: EvaluationSettings
     limit: str
     room: int | None
-    base_digest: str | None = None
     classes: tuple[str, ...] = ()
 
 
@@ -72,9 +70,10 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
 
     settings = recipe.model
     kind, head = kind_for(recipe, data)
-    how = settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head
-    digest = None if settings.quantization is None else base_digest(load_model(*how)[0], settings.digest)
-    model, processor = load_model(*how, settings.device, settings.attention, settings.quantization)
+    model, processor = load_model(
+        settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.device,
+        settings.attention,
+    )  # fmt: skip
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
     trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
@@ -88,7 +87,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     room = longest_input(model)
     objective, measured, limit = objective_of(recipe, data, kind, processor, room_left(recipe, model))
     classes = () if head is None else head.classes
-    return Equipment(model, processor, trainable, objective, kind, measured, limit, room, digest, classes)
+    return Equipment(model, processor, trainable, objective, kind, measured, limit, room, classes)
 
 
 def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equipment:

@@ -12,7 +12,6 @@ missing is made up. summary.json comes last: a folder that has it is finished.
 
 import fcntl
 import json
-import shutil
 import tomllib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -44,45 +43,6 @@ FILES = (
 KEPT_INSIDE = ("answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)  # of use to this run only
 
 
-def discard(path: Path) -> None:
-    """Delete the files of a run, finished or not, so that another can begin there; files of others stay.
-
-    Args:
-        path: the folder; a run's has a recipe.toml. One that is not there, or that no run has files in, is left alone.
-
-    Raises:
-        FedseedError: it has files of a run's names but no run's recipe, or another process works in it.
-        StorageError: a file can't be deleted.
-    """
-    order = ("summary.json", *(name for name in reversed(FILES) if name != "summary.json"))
-    there = [path / name for name in order if (path / name).exists()]
-    if not there:
-        return
-    if (path / "log.txt").exists():
-        there.insert(1, path / "log.txt")
-    there[1:1] = sorted(path.glob("kept-*.npz"))  # of an aggregation rule that remembers
-    recipe: dict[str, Any] = {}
-    with suppress(RecipeError):
-        recipe = read_toml(path / "recipe.toml")
-    if not {"rounds", "method"} <= recipe.keys():
-        names = ", ".join(file.name for file in there)
-        raise FedseedError(f"{path} is no run's folder (no recipe.toml of one), but has {names}: nothing is deleted")
-    if (path / "progress.jsonl").exists():
-        with open(path / "progress.jsonl", "rb+") as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise FedseedError(f"{path}: another process is running in this folder") from error
-    try:
-        for file in there:  # not finished any more first, recipe.toml last: whatever stops this, it can be done again
-            if file.is_dir() and not file.is_symlink():
-                shutil.rmtree(file)
-            else:
-                file.unlink()
-    except OSError as error:
-        raise StorageError(f"{error.filename}: can't be deleted: {error.strerror}") from error
-
-
 class RunFolder:
     """A run's folder, held by one process at a time.
 
@@ -107,11 +67,10 @@ class RunFolder:
             if (path / name).exists() and not ((path / name).is_file() or (path / name).is_dir()):
                 raise FedseedError(f"{path / name}: no regular file (a pipe or a device), which would hang: delete it")
         if there and not resume:
-            what, remedy = "a run", "begin anew with --overwrite, or "
-            if not self.finished:
-                what, remedy = "an unfinished run", "continue it with --resume, begin anew with --overwrite, or "
+            what, remedy = ("a run", "") if self.finished else ("an unfinished run", "continue it with --resume, ")
             raise FedseedError(
-                f"{path} holds {what} already ({', '.join(there)}): {remedy}choose another folder with --out"
+                f"{path} holds {what} already ({', '.join(there)}): {remedy}delete it, or choose another folder with "
+                "--out"
             )
         if recipe is not None and "recipe.toml" in there:
             compare_recipes(path, recipe)

@@ -135,7 +135,7 @@ class _Trials:
         equipment = self._fresh()
         spec = RunSpec(
             method, rounds, self.recipe.seed + other, per_round=clients, evaluate_every=rounds, digest_every=rounds,
-            base=self.recipe.model.base, base_digest=equipment.base_digest or "00" * 16, trainable=equipment.trainable,
+            base=self.recipe.model.base, base_digest="00" * 16, trainable=equipment.trainable,
             adapter=self.recipe.model.adapter, joint=self.recipe.federation.joint,
         )  # fmt: skip
         names = [client.name for client in self.clients]

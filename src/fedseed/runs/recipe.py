@@ -220,8 +220,6 @@ class ModelSettings(Table):
             (layers over all GPUs, the rest on the CPU). Directions, steps and replays have the same bits on every
             device; losses and gradients are the device's own, and differ in the last ones.
         dtype: what the base is loaded in.
-        quantization: "4bit" or "8bit": the base's linear layers are quantised, and stay as they are; an adapter is
-            tuned. Needs the extra "quantized" (`fedseed.models.quantized`).
         trainable: name patterns of the parameters that train; with an adapter, of its own or the base's. "head": what
             stands outside of the model's backbone, such as a classifier's last layer.
         adapter: train an adapter in place of the base (`fedseed.models.adapters`).
@@ -238,7 +236,6 @@ class ModelSettings(Table):
     prefix: str = ""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|map|cuda(:\d+)?)$"), INCIDENTAL] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    quantization: Literal["4bit", "8bit"] | None = None
     trainable: list[str] | Literal["head"] | None = None
     adapter: AnyAdapter | None = None
     activation_checkpointing: Annotated[bool, INCIDENTAL] = False
@@ -474,14 +471,6 @@ class Recipe(Table):
                 f"stopping: {whose} is private here, and nothing is evaluated; leave it out, or let the "
                 "validation loss be told with evaluation.disclose = true, which no epsilon counts"
             )
-        quantization, adapter = self.model.quantization, self.model.adapter or self.method.adapter
-        if quantization is not None and adapter is None:
-            raise told(
-                f'model.quantization = "{quantization}": {self.method.name} would tune all parameters, and quantised '
-                'ones do not move; add an adapter (model.adapter.kind = "lora"), or take method.name = "fedit"'
-            )
-        if quantization is not None and self.model.device == "map":
-            raise told(f'model.device = "map" with model.quantization = "{quantization}": name one device')
         try:
             method = lasting(self.method, self.rounds)
         except ValueError as error:

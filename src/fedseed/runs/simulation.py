@@ -276,8 +276,8 @@ class Simulation(Run):
         memory = self.worker.memory.folder
         if self.method.remembers and restored.round and not memory.is_dir():
             raise FedseedError(
-                f"{memory} is missing, and with it what clients had yet to send: the run can't go on; begin anew "
-                "with --overwrite, or choose another folder with --out"
+                f"{memory} is missing, and with it what clients had yet to send: the run can't go on; choose "
+                "another folder with --out"
             )
         if self.team is not None:
             self.team.apply(*restored.records)

@@ -5,16 +5,14 @@ Methods that need no gradients are given minus the mean reward where others have
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from math import isfinite, nan
 from pathlib import Path
-from threading import Thread
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.registry import INCIDENTAL, Registry, load_module, one_line, resolve
+from fedseed.registry import load_module, one_line, resolve
 from fedseed.tasks import metrics
 from fedseed.tasks.data import Example
 from fedseed.text import shown
@@ -29,12 +27,11 @@ class RewardSettings(BaseModel):
     """What answers are rewarded for, in place of a loss; for methods that need no gradients.
 
     Args:
-        name: one of the rewards that have a name (`fedseed list rewards`), such as "exact_match".
+        name: a metric of generated answers (`fedseed list metrics`), such as "exact_match", of one answer, from 0 to 1.
         function: one of your own, as "rewards.py:score" (beside the recipe, if the path is relative) or
             "my_package.rewards:score": called with a prompt, the answer generated after it, and the example, it returns
             a number, the more the better. It is code, so whoever runs the recipe has to agree (`--trust-plugins`).
         max_new_tokens: of an answer. Answers are greedy: the likeliest token each time.
-        seconds: what the function may take for one answer; after that the run ends with an error.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -42,14 +39,13 @@ class RewardSettings(BaseModel):
     name: str | None = None
     function: str | None = None
     max_new_tokens: PositiveInt = 32
-    seconds: Annotated[PositiveFloat, INCIDENTAL] = 60.0
 
     def problem(self) -> str | None:
         """Returns what is wrong with the table, with key and value; None if nothing is."""
         if (self.name is None) == (self.function is None):
             return "reward: give name or function, one of them"
-        if self.name is not None and REGISTRY.find(self.name) is None:
-            return f'reward.name = "{self.name}": {REGISTRY.unknown(self.name)}, or set reward.function'
+        if self.name is not None and metrics.REGISTRY.find(self.name) is None:
+            return f'reward.name = "{self.name}": {metrics.REGISTRY.unknown(self.name)}, or set reward.function'
         source, _, name = (self.function or "x:x").rpartition(":")
         if not source or not name.isidentifier():
             return f'reward.function = "{self.function}": write a file or module and a function, as "rewards.py:score"'
@@ -63,7 +59,7 @@ class RewardSettings(BaseModel):
     def load(self) -> Reward:
         """Returns the function. Raises RecipeError if its file can't be run, or has no such function."""
         if self.name is not None:
-            return REGISTRY.get(self.name)
+            return _by(metrics.REGISTRY.get(self.name))
         source, _, name = str(self.function).rpartition(":")
         found = getattr(load_module(source, "reward.function:"), name, None)
         if not callable(found):
@@ -78,43 +74,31 @@ def placed(function: str, folder: Path | None) -> str:
 
 
 class Judge:
-    """A reward function, with a time limit and checks of what it returns.
+    """A reward function, with checks of what it returns.
 
     Args:
         function: the reward.
         about: what errors call it.
-        seconds: how long it may take for one answer.
     """
 
-    def __init__(self, function: Reward, about: str = "", seconds: float = 60.0) -> None:
+    def __init__(self, function: Reward, about: str = "") -> None:
         self.function = function
         self.about = about or str(getattr(function, "__qualname__", function))
-        self.seconds = seconds
         self._warned = False
 
     def __call__(self, examples: Sequence[Example], answers: Sequence[str]) -> list[float]:
         """Returns each answer's reward; NaN where it is not finite, which is logged once.
 
         Raises:
-            FedseedError: the function raised, returned no number, or took too long; names the example.
+            FedseedError: the function raised, or returned no number; names the example.
         """
         return [self._number(example, answer) for example, answer in zip(examples, answers, strict=True)]
 
     def _number(self, example: Example, answer: str) -> float:
-        said: Future[Any] = Future()
-
-        def ask() -> None:
-            try:
-                said.set_result(self.function(example.prompt, answer, example))
-            except Exception as error:
-                said.set_exception(error)
-
-        Thread(target=ask, name="reward", daemon=True).start()  # only such a thread can be left where it hangs
         try:
-            value = said.result(self.seconds)
+            value: Any = self.function(example.prompt, answer, example)
         except Exception as error:
-            what = f"raised {one_line(error)}" if said.done() else f"has no answer after {self.seconds:g} s"
-            raise self._error(what, example, answer) from error
+            raise self._error(f"raised {one_line(error)}", example, answer) from error
         try:
             number = float("no") if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, OverflowError) as error:
@@ -130,29 +114,10 @@ class Judge:
         return FedseedError(f"reward {self.about} {what}; prompt {prompt}, answer {said}")
 
 
-def _by(metric: str, about: str) -> Reward:
-    """Returns the reward that is a metric of `fedseed.tasks.metrics`, of one answer, from 0 to 1."""
-    score = metrics.SCORES[metric]
+def _by(score: metrics.Score) -> Reward:
+    """Returns the reward that is a metric of one answer, from 0 to 1."""
 
     def reward(prompt: str, answer: str, example: Example) -> float:
         return score([answer], [example.answers or (example.response,)]) / 100
 
-    reward.__doc__ = about
     return reward
-
-
-ABOUT = {
-    "exact_match": "1 where the answer is the expected one but for case, punctuation and articles; else 0",
-    "rouge_l": "Rouge-L of the answer and the expected one, from 0 to 1",
-    "f1": "F1 of the words that the answer shares with the expected one, from 0 to 1",
-    "final_number": "1 where the answer ends with the right number; else 0",
-}
-
-
-def _check(thing: Any) -> None:
-    if not callable(thing) or isinstance(thing, type):
-        raise TypeError(f"{thing!r} is no function of (prompt, answer, example)")
-
-
-OWN = [(name, _by(name, about)) for name, about in ABOUT.items()]
-REGISTRY: Registry[Reward] = Registry("reward", "fedseed.rewards", OWN, _check)

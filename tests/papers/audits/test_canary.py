@@ -111,7 +111,7 @@ def test_it_is_found_without_privacy_and_nowhere_else(tmp_path):
     assert (tmp_path / "audit" / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "audit" / "data.csv").read_text().count("no canary planted") > 10
     again = fedseed("audit", "canary", tmp_path / "mine.toml", *options)
-    assert again.returncode == 1 and "--overwrite" in again.stderr
+    assert again.returncode == 1 and "holds an audit" in again.stderr
 
 
 @pytest.mark.slow

@@ -104,9 +104,9 @@ def test_the_command_writes_a_page_and_the_numbers(tmp_path):
     assert "What does a message of Ferret give away?" in said and "not by this attack" in said
     assert all(r.startswith("data:") for r in page.refers)
     assert (out / "reconstructed.png").read_bytes().startswith(b"\x89PNG")
-    anew = [*options, "--overwrite"]
+    anew = [*options, "--out", tmp_path / "other"]
     for changed, why in (
-        (options, "--overwrite"), ([*anew, "--numbers", "4,x"], "--numbers 4,x: write"),
+        (options, "holds an audit"), ([*anew, "--numbers", "4,x"], "--numbers 4,x: write"),
         ([*anew, "--methods", "mail"], "mail"),
     ):  # fmt: skip
         again = fedseed("audit", "reconstruct", "digits-feedsign", *changed)

@@ -92,16 +92,16 @@ def audit_json(audit: Audit, numbers: Mapping[str, Any], seconds: float) -> dict
     return {"audit": audit.kind, "title": audit.title, **numbers, **facts, "seconds": round(seconds, 2)}
 
 
-def check_free(out: Path, overwrite: bool) -> None:
+def check_free(out: Path) -> None:
     """Checks that an audit may be written there.
 
     Raises:
         RecipeError: it is a file.
-        FedseedError: an audit is there, and it is not to be replaced.
+        FedseedError: an audit is there.
     """
     check_folder(out)
-    if (out / RESULT).exists() and not overwrite:
-        raise FedseedError(f"{out} holds an audit; name another folder with --out, or --overwrite replaces it")
+    if (out / RESULT).exists():
+        raise FedseedError(f"{out} holds an audit; name another folder with --out, or delete it")
 
 
 def facts_of(name: str, recipe: Recipe, settings: list[str]) -> dict[str, str]:
