@@ -43,7 +43,7 @@ def test_a_run_leaves_a_page_that_holds_together_and_asks_for_nothing(runs):
 def test_what_others_wrote_is_text():
     bad = "</pre><script>alert(1)</script>"
     line = RoundLine(1, clients=[bad], skipped=[{"client": bad, "reason": bad}], bytes_up=1.0, bytes_down=1.0)
-    view = RunView(bad, [RoundLine(0, metrics={"loss": 2.0}), line], None, f"title = '{bad}'\n", 1, 2, "running")
+    view = RunView(bad, [RoundLine(0, metrics={"loss": 2.0}), line], None, f"title = '{bad}'\n", 1, 2)
     page = Page(run_page(view))
     assert page.count("script") == 0 and bad in page.text
     assert Page(comparison_page(bad, {bad: {bad: [view]}}, [Sheet(bad, [bad], [[bad]])])).count("script") == 0
@@ -52,7 +52,7 @@ def test_what_others_wrote_is_text():
 def test_each_client_has_its_own_figures_and_one_that_was_away_says_of_when_they_are():
     lines = [RoundLine(number, clients=["a", "b"], by_client={name: {"loss": 4.0 / (number + 1)} for name in there})
              for number, there in ((0, "ab"), (1, "ab"), (3, "a"))]  # fmt: skip
-    text = " ".join(Page(run_page(RunView("", lines, None, "", 3, 3, "finished"))).text.split())
+    text = " ".join(Page(run_page(RunView("", lines, None, "", 3, 3))).text.split())
     assert "a 3 1.000" in text and "b (away later: figures after round 1) 3 2.000" in text
 
 
