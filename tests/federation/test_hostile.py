@@ -3,7 +3,7 @@
 A client's key and the watcher's key do whatever the server lets them, and some of what it does not, drawn from a seed:
 subjects, reply subjects and headers here, messages of `support/hostile/saying.py`. The coordinator is the
 real `fedseed serve`, so that its memory is what a user's is. `tests/transport/test_nats_hostile.py` has each trick by
-itself; in `support/hostile/fuzzing.py` a coordinator hears such messages about the round that is open.
+itself; in `support/hostile/fuzzing.py` a coordinator hears damaged updates.
 """
 
 import asyncio

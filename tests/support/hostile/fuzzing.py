@@ -5,7 +5,6 @@ returns whether it was taken. Anything that it raises is a fault. `drive` runs a
 """
 
 import asyncio
-import json
 import random
 import runpy
 import signal
@@ -25,7 +24,6 @@ from fedseed.federation.control import Beginning, Question, read
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.large import Stored
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.network_coordinator import NetworkCoordinator, status_answer
 from fedseed.federation.protocol import (
     Entry,
     header_entry,
@@ -37,17 +35,13 @@ from fedseed.federation.protocol import (
     read_step,
     step_entry,
 )
-from fedseed.federation.session import CoordinatorSettings
 from fedseed.federation.step_log import StepLog
 from fedseed.methods import FeedSign
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
 from fedseed.orbit.record import LINK_BYTES
-from fedseed.reports.progress import Silent
-from fedseed.reports.results import RoundLine
 from fedseed.transport.memory import Hub
-from support.hostile.damage import ESCAPES, damaged, damaged_header, damaged_json, damaged_payload, evil
-from support.hostile.saying import ACTS, Liar
+from support.hostile.damage import damaged, damaged_header, damaged_json, damaged_payload, evil
 
 SECONDS = 5.0  # processor time of one case; the largest takes a tenth of a second
 MEMORY = 16 << 20  # bytes that any case may take for a while
@@ -172,103 +166,6 @@ def updates(rng, folder):
         yield 100, lambda c=again, p=tuple(payloads): c.catch_up(p) or True
 
 
-class Conversation:
-    """A coordinator that waits for three clients, in memory, or has begun: all have come, and a round is open."""
-
-    def __init__(self, begun):
-        self.loop = asyncio.new_event_loop()
-        self.talk = self._do(self._make())
-        self.work = self.loop.create_task(self._run())
-        self._do(asyncio.sleep(0))
-        self.epoch = ""
-        if begun:
-            for name in CLIENTS:
-                liar = Liar(random.Random(1), name, CLIENTS, START, METHOD.code)
-                for what in ("attach", "hello"):
-                    self.say(name, what, json.dumps(liar.about(what, 0)).encode())
-            while self.talk.rounds is None or self.talk.rounds.open is None:
-                self._do(asyncio.sleep(0.01))
-            self.epoch = self.talk.session.incarnation
-
-    def _do(self, work):
-        return self.loop.run_until_complete(work)
-
-    async def _make(self):
-        end = await Hub().transport("run").coordinator()
-        settings = CoordinatorSettings(deadline=3600.0, minimum=3, dead_after=3600.0, names=tuple(CLIENTS))
-        return NetworkCoordinator(end, "run", METHOD, GOLDEN["SEED"], 1000, settings, Silent())
-
-    async def _run(self):
-        await self.talk.start(False, False)
-        coordinator = await self.talk.open(3, GOLDEN["Mean"]())
-        for number in range(1, 1000):
-            await self.talk.rounds.gather(number)
-            await self.talk.log.publish(number, coordinator.close())
-            line = RoundLine(number)
-            await self.talk.inquiry.ask(line, True)
-            assert json.loads(json.dumps(line.to_json()))["round"] == number
-
-    def now(self):
-        """The round, and its attempt."""
-        current = self.talk.rounds.open if self.talk.rounds is not None else None
-        return (current.number, 0) if current is not None else (max(1, self.talk.line.get("round", 0)), 0)
-
-    def say(self, sender, what, data):
-        """Let a client say something, and the coordinator go on; whether it was not refused."""
-        before = self._refused()
-
-        async def both():
-            answer = await self.talk.receive(sender, what, data)
-            for _ in range(3):
-                await asyncio.sleep(0)
-            return answer
-
-        answer = self._do(both())
-        assert answer is None or len(answer) < 100_000
-        if self.work.done():
-            self.work.result()  # raises what ended it
-        return self._refused() == before
-
-    def _refused(self):
-        return sum(sum(reasons.values()) for reasons in self.talk.session.rejected.counts().values())
-
-    def look(self):
-        """Ask for the status, and see that it is bounded and free of control characters."""
-        answer = status_answer(self.talk.status(), self.talk.session.end.largest)
-        assert len(answer) < 1 << 18, f"a status of {len(answer):,} bytes"
-        text = json.loads(answer)
-        assert "\x1b" not in str(text) and "\u202e" not in json.dumps(text, ensure_ascii=False)
-        return True
-
-    def close(self):
-        """End it."""
-        self.work.cancel()
-        self._do(asyncio.gather(self.work, return_exceptions=True))
-        self._do(self.talk.close())
-        assert not asyncio.all_tasks(self.loop), "work that goes on without a coordinator"
-        self.loop.close()
-
-
-def said(rng, folder):
-    """Hellos, attachments, beats, reports, updates and what there is not, before the run begins and in its rounds."""
-    liars = [Liar(rng, name, CLIENTS, START, METHOD.code) for name in CLIENTS]
-    while True:
-        talk = Conversation(begun=rng.random() < 0.7)
-        try:
-            for _ in range(100):
-                bad, now = rng.choice(liars), talk.now()
-                bad.epoch = talk.epoch
-                (act,) = rng.choices(list(ACTS), list(ACTS.values()))
-                messages = [bad.right(*now)] if rng.random() < 0.2 else list(act(bad, *now))
-                sender = rng.choice([bad.name] * 4 + [*CLIENTS, "nobody", ESCAPES[:5]])
-                for what, data in messages:
-                    yield len(data), partial(talk.say, sender, what, data)
-                if rng.random() < 0.1:
-                    yield 1 << 18, talk.look
-        finally:
-            talk.close()
-
-
 # -- what lies on servers --------------------------------------------------------------------------------------------
 
 
@@ -319,4 +216,4 @@ def logs(rng, folder):
             yield len(one), tried(read_entry, one)
 
 
-ROOMS = {"updates": updates, "said": said, "logs": logs}
+ROOMS = {"updates": updates, "logs": logs}

@@ -1,7 +1,6 @@
 """What a hostile client says: updates, hellos, attachments, beats and reports that nobody should believe.
 
-Each act draws messages: (kind, bytes). `tests/federation/test_hostile.py` sends them over NATS,
-`fuzzing.py` hands them to a coordinator in memory.
+Each act draws messages: (kind, bytes). `tests/federation/test_hostile.py` sends them over NATS.
 """
 
 import base64
@@ -60,12 +59,6 @@ class Liar:
             "report": {"at": number, "epoch": self.epoch, "round": number, "digest": self.rng.randbytes(16).hex(),
                        "spent": {}, "ratio": None, "metrics": None},
         }[what]  # fmt: skip
-
-    def right(self, number, attempt):
-        """Something that an honest client would say."""
-        what = self.rng.choice(["update", "hello", "attach", "beat", "report"])
-        told = self.message(number, attempt).encode() if what == "update" else as_json(self.about(what, number))
-        return what, told
 
 
 def as_json(table, **instead):
