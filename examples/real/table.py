@@ -1,9 +1,10 @@
 """Tables, a CSV of each run and a picture of what `fedseed compare examples/real/NAME-sweep.toml` left.
 
-    python examples/real/table.py runs/debian [--sweep NAME-sweep.toml] [--csv FILE] [--picture FILE]
+    python examples/real/table.py runs/debian [--sweep NAME-sweep.toml] [--share 0.9] [--csv FILE] [--picture FILE]
 
 Of each line the point with the least validation loss with the first seed counts, as in the sweep. Differences to FedAvg
 are paired over seeds (`fedseed_papers.statistics`). What is not finished is left out, and the number of seeds says so.
+With --share 0.9 each line's gain over zero-shot less 0.9 of FedAvg's is printed, too: above 0, it keeps as much.
 """
 
 import argparse
@@ -85,6 +86,24 @@ def table(found: Runs, lines: list[str], deal: str) -> str:
     return "\n".join(rows)
 
 
+def shares(found: Runs, lines: list[str], deal: str, share: float) -> str:
+    """Returns of each line what part of FedAvg's gain it keeps, and its gain less a share of FedAvg's gain."""
+    gains = {
+        label: {seed: run["accuracy"] - run["accuracy before"] for seed, run in runs.items()}
+        for label in lines
+        if (runs := found.get((deal, slug(label))))
+    }
+    bound, said = gains.get("FedAvg", {}), []
+    for label, mine in gains.items():
+        both = sorted(mine.keys() & bound.keys())
+        if label != "FedAvg" and both:
+            kept = fmean(mine[seed] for seed in both) / fmean(bound[seed] for seed in both)
+            evidence = statistics.ahead({s: mine[s] for s in both}, {s: share * bound[s] for s in both})
+            told = statistics.told(evidence, evidence.p)
+            said.append(f"- {label} keeps {kept:.0%}; gain less {share:g} of FedAvg's: {told}")
+    return "\n".join(said)
+
+
 def draw(found: Runs, lines: list[str], deals: list[str], path: Path) -> None:
     """Draws what each line gains over the base: a dot for a run, a bar for the mean."""
     from matplotlib import pyplot as plt
@@ -116,6 +135,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     asked.add_argument("folder", type=Path)
     asked.add_argument("--sweep", type=Path, default=Path(__file__).parent / "debian-sweep.toml")
+    asked.add_argument("--share", type=float, help="of FedAvg's gain that a line should keep")
     asked.add_argument("--csv", type=Path)
     asked.add_argument("--picture", type=Path)
     said = asked.parse_args()
@@ -127,8 +147,13 @@ def main() -> None:
         with said.csv.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([HEAD, *rows])
     for deal in deals:
-        before = [run["accuracy before"] for runs in found.values() for run in runs.values()]
+        here = [runs for (where, _), runs in found.items() if where == slug(deal)]
+        before = [run["accuracy before"] for runs in here for run in runs.values()]
+        if not before:
+            continue
         print(f"\n{deal}: zero-shot {before[0]:.1f}\n\n{table(found, lines, slug(deal))}")
+        if said.share:
+            print(f"\n{shares(found, lines, slug(deal), said.share)}")
     if said.picture:
         draw(found, lines, deals, said.picture)
 
