@@ -86,9 +86,9 @@ def child(name: str) -> None:
     tiny = ParameterSpace(torch.nn.Linear(300, 300).to(getattr(torch, dtype)))  # compile first
     tiny.project(torch.zeros(tiny.size), Basis("hadamard", size=8000), 2)
     LocalClient(tiny, Ready(), [], 1, 1, 0).weights()
-    from fedseed.weights import stochastic
+    from fedseed.weights.moving import write
 
-    stochastic.write(torch.zeros(10, dtype=torch.bfloat16), torch.zeros(10), (1, 1), 0)
+    write(torch.zeros(10, dtype=torch.bfloat16), torch.zeros(10), (1, 1), 0)
 
     def act() -> None:
         nonlocal seconds

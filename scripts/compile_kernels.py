@@ -36,7 +36,7 @@ def moves(dtype: str, stored: str) -> None:
             outer = [Part(Basis("lowrank", 1).spec_on(matrices), 0, np.ones(many, np.float32))]
             CPU.move(weights, weights, dtype, CPU.prepare(outer, count), 0.5, 0)
         if CPU.draw is not None and dtype != "float32":
-            CPU.draw(weights, np.zeros(count, np.float32), dtype, 1, Domain.ROUNDING, 0, 0)
+            CPU.draw(weights, np.zeros(count, np.float32), dtype, (1, 0), 0)
 
 
 def sums() -> None:

@@ -131,9 +131,8 @@ def test_projections(name, run, directions, first):
 
 @pytest.mark.parametrize("name", mark(["rademacher", "hadamard"], lambda name: name == "hadamard"))
 def test_projections_over_several_launches(name, monkeypatch):
-    """Spans are taken in waves and directions in groups; neither changes a bit."""
+    """Runs are taken in waves, and products added up by chunks or by spans; neither changes a bit."""
     monkeypatch.setattr(FLAT_TRITON, "SCRATCH", 1)
-    monkeypatch.setattr(FLAT_TRITON, "_GROUP", 3)
     x = np.random.default_rng(2).normal(size=1500).astype(np.float32)
     check_projected(Basis(name, 1, size=8).spec, 5, 7, x, 2**21 - 700, 1500)
 

@@ -6,7 +6,7 @@ import torch
 
 from fedseed.randomness import Domain, kernels
 from fedseed.randomness.kernels.reference import stochastic
-from fedseed.weights import stochastic as of_tensors
+from fedseed.weights.moving import write
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -28,16 +28,14 @@ def test_stochastic_rounding_goes_to_a_neighbour_and_leaves_what_the_dtype_holds
         np.testing.assert_array_equal(stochastic(values, np.full(len(values), bits, np.uint32), dtype), expected)
 
 
-@pytest.mark.parametrize("draws", ["", "reference", None])  # the CPU's kernels do, the plain ones, or torch
+@pytest.mark.parametrize("draws", ["cpu", "reference", "triton"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_tensor_and_its_pieces_are_written_as_arrays_are_rounded(dtype, draws, monkeypatch):
     """All kinds of numbers: subnormal in float32 and in 16 bits, beyond the range, infinite, NaN, both zeros.
 
     The words belong to the elements' places in the parameter vector, whatever pieces they are written in.
     """
-    monkeypatch.setenv("FEDSEED_KERNELS", draws or "")
-    if draws is None:
-        monkeypatch.setattr(kernels.current(), "draw", None)
+    monkeypatch.setenv("FEDSEED_KERNELS", draws)
     count, rng = 50_001, np.random.default_rng(2)
     values = rng.integers(0, 2**32, count, dtype=np.uint32).view(np.float32).copy()
     values[8:20_000] = rng.normal(size=19_992) * 2.0 ** -rng.integers(0, 60, 19_992)
@@ -46,15 +44,12 @@ def test_a_tensor_and_its_pieces_are_written_as_arrays_are_rounded(dtype, draws,
     with np.errstate(all="ignore"):
         expected = torch.from_numpy(stochastic(values, words, dtype)).to(getattr(torch, dtype))
     tensor, whole, pieces = torch.from_numpy(values), torch.empty_like(expected), torch.empty_like(expected)
-    of_tensors.write(whole, tensor, (5, 9), 77)
-    monkeypatch.setattr(of_tensors, "PIECE", 1000)
-    of_tensors.write(pieces[:333], tensor[:333], (5, 9), 77)
-    of_tensors.write(pieces[333:], tensor[333:], (5, 9), 77 + 333)
+    write(whole, tensor, (5, 9), 77)
+    write(pieces[:333], tensor[:333], (5, 9), 77)
+    write(pieces[333:], tensor[333:], (5, 9), 77 + 333)
     number = ~expected.isnan()
     for found in (whole, pieces):
         assert torch.equal(found.isnan(), ~number)
         assert torch.equal(found.view(torch.int16)[number], expected.view(torch.int16)[number])
-    of_tensors.write(whole := torch.empty(8), tensor[8:16], (5, 9), 77)
+    write(whole := torch.empty(8), tensor[8:16], (5, 9), 77)
     assert torch.equal(whole, tensor[8:16])
-    held, words = torch.tensor([1.0, -1.0]), torch.tensor([0, -1], dtype=torch.int32)  # the least word, the largest
-    assert torch.equal(of_tensors.stochastic(held, words, expected.dtype), held)

@@ -243,6 +243,6 @@ def rounded(layout: Layout, parts: Iterable[NDArray[np.float64]], rounding: Roun
             data.append(from_floats(values, at.dtype))
             continue
         bits = np.empty(len(values), dtype=np.uint16)
-        kernels.load("cpu").draw(bits, values, at.dtype, rounding[0], Domain.ROUNDING, rounding[1], at.start)
+        kernels.load("cpu").draw(bits, values, at.dtype, rounding, at.start)
         data.append(bits.astype("<u2").tobytes())
     return Weights(b"".join(data))

@@ -9,6 +9,7 @@ import torch
 
 from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Scoring, TextObjective
+from fedseed.objectives.tokens import placed
 from fedseed.tasks.data import MASK, Choice, Cloze, Picture
 
 KEPT = 1 << 30  # bytes of pixel values that are kept; beyond, a picture is processed each time it is used
@@ -116,6 +117,6 @@ class Images(Scoring):
     def scores(self, model: Any, items: Sequence[Picture], at_once: int | None = None) -> torch.Tensor:
         """Returns the classes' logits."""
         first = next(model.parameters())
-        values = self.pixel_values(items).to(device=first.device, dtype=first.dtype)
+        values = placed(self.pixel_values(items), first.device).to(first.dtype)
         logits: torch.Tensor = model(pixel_values=values).logits
         return logits.float()

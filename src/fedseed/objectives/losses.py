@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedseed.errors import RecipeError
 from fedseed.models import adapters
 from fedseed.objectives.chats import ChatTemplate
-from fedseed.objectives.tokens import IGNORE, Tokens, Truncate, beginning, fitted, padded
+from fedseed.objectives.tokens import IGNORE, Tokens, Truncate, beginning, fitted, padded, placed
 from fedseed.tasks.chats import answers_of, plain_form
 from fedseed.tasks.data import Chat, ChatStyle, Choice, Example
 
@@ -99,7 +99,8 @@ class TextObjective(Objective):
         device = next(model.parameters()).device
         ids, mask = padded(rows, self.pad)
         with adapters.at_home(model, device):
-            found: torch.Tensor = model(input_ids=ids.to(device), attention_mask=mask.to(device), **options).logits
+            inputs = {"input_ids": placed(ids, device), "attention_mask": placed(mask, device)}
+            found: torch.Tensor = model(**inputs, **options).logits
         return found[:, -ids.shape[1] :] if found.ndim > 2 else found  # an adapter's virtual tokens stand before a row
 
 
@@ -124,7 +125,7 @@ class Scoring(Objective):
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
         """Returns each item's loss from its scores, summed over its terms, shape (items,)."""
-        gold = torch.tensor([item.gold for item in items], device=scores.device)
+        gold = placed([item.gold for item in items], scores.device)
         return cross_entropy(scores, gold, reduction="none")
 
     def losses(self, model: Any, items: Sequence[Any]) -> torch.Tensor:
@@ -139,12 +140,14 @@ def losses_of_rows(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
     Args:
         logits: shape (rows, columns, vocabulary).
-        labels: shape (rows, columns); where it is IGNORE there is no loss, and no softmax.
+        labels: shape (rows, columns); where it is IGNORE there is no loss, and no softmax. On the CPU, so that nobody
+            waits for a GPU to find out where that is.
     """
-    kept = labels != IGNORE
-    predicted = logits.reshape(-1, logits.shape[-1])[kept.reshape(-1)]
-    each = cross_entropy(predicted.float(), labels[kept], reduction="none")
-    return torch.segment_reduce(each, "sum", lengths=kept.sum(1), unsafe=True)
+    kept, device = labels != IGNORE, logits.device
+    where = placed(kept.reshape(-1).nonzero()[:, 0], device)
+    predicted = logits.reshape(-1, logits.shape[-1])[where]
+    each = cross_entropy(predicted.float(), placed(labels[kept], device), reduction="none")
+    return torch.segment_reduce(each, "sum", lengths=placed(kept.sum(1), device), unsafe=True)
 
 
 class CausalLM(TextObjective):
@@ -232,7 +235,7 @@ class CausalLM(TextObjective):
 
     def losses(self, model: Any, items: Sequence[Tokens]) -> torch.Tensor:
         logits = self.logits_of(model, [item.ids for item in items], use_cache=False)
-        labels = padded([item.labels for item in items], IGNORE)[0].to(logits.device)
+        labels, _ = padded([item.labels for item in items], IGNORE)
         return losses_of_rows(logits[:, :-1], labels[:, 1:])
 
 
@@ -285,17 +288,17 @@ class Choices(Scoring, TextObjective):
         size = at_once or len(sequences)
         parts = [self.language.losses(model, sequences[at : at + size]) for at in range(0, len(sequences), size)]
         summed = torch.cat(parts)
-        lengths = torch.tensor([sequence.terms for sequence in sequences], device=summed.device)
+        lengths = placed([sequence.terms for sequence in sequences], summed.device)
         each = torch.split(-summed / lengths, [len(item.sequences) for item in items])
         return pad_sequence(list(each), batch_first=True, padding_value=-torch.inf)
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Options]) -> torch.Tensor:
         chosen = super().losses_of(scores, items)
-        forced = torch.tensor([item.teacher_forcing for item in items], device=scores.device)
-        if not forced.any():
+        if not any(item.teacher_forcing for item in items):
             return chosen
-        weights = torch.tensor([self.weight(item) for item in items], device=scores.device)
-        gold = torch.tensor([item.gold for item in items], device=scores.device)
+        forced = placed([item.teacher_forcing for item in items], scores.device)
+        weights = placed([self.weight(item) for item in items], scores.device)
+        gold = placed([item.gold for item in items], scores.device)
         return torch.where(forced, -scores.gather(1, gold[:, None])[:, 0] * weights, chosen)
 
     def losses(self, model: Any, items: Sequence[Options]) -> torch.Tensor:
@@ -325,8 +328,7 @@ class Supervised(Objective):
             RecipeError: the loss function does not return one for each pair.
         """
         device = next(model.parameters()).device
-        inputs = torch.stack([x for x, _ in items]).to(device)
-        targets = torch.stack([y for _, y in items]).to(device)
+        inputs, targets = (placed(torch.stack(side), device) for side in zip(*items, strict=True))
         losses = self.loss(model(inputs), targets)
         if losses.shape != (len(items),):  # a mean would be taken for a sum, and train with a rate of its own
             raise RecipeError(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedseed.objectives.losses import Scoring, TextObjective
-from fedseed.objectives.tokens import padded
+from fedseed.objectives.tokens import padded, placed
 from fedseed.tasks.data import MASK
 
 
@@ -67,8 +67,8 @@ class MaskedLM(Scoring, TextObjective):
         """Returns the logits of each item's words at its blank."""
         logits = self.logits_of(model, [item.ids for item in items], **self.options)
         rows = torch.arange(len(items), device=logits.device)[:, None]
-        blanks = torch.tensor([item.mask for item in items], device=logits.device)[:, None]
-        words = padded([item.words for item in items], -1)[0].to(logits.device)
+        blanks = placed([item.mask for item in items], logits.device)[:, None]
+        words = placed(padded([item.words for item in items], -1)[0], logits.device)
         found: torch.Tensor = logits[rows, blanks, words].float()
         return found.masked_fill(words < 0, -torch.inf)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedseed.objectives.losses import Choices, Options, TextObjective, losses_of_rows
-from fedseed.objectives.tokens import IGNORE, Tokens, padded
+from fedseed.objectives.tokens import IGNORE, Tokens, padded, placed
 from fedseed.tasks.data import Choice, Example
 
 
@@ -47,11 +47,10 @@ class Seq2SeqLM(TextObjective):
     def losses(self, model: Any, items: Sequence[Tokens]) -> torch.Tensor:
         device = next(model.parameters()).device
         ids, mask = padded([item.ids[: item.response_start] for item in items], self.pad)
-        labels = padded([item.ids[item.response_start :] for item in items], IGNORE)[0].to(device)
+        labels, _ = padded([item.ids[item.response_start :] for item in items], IGNORE)
         shifted = model.prepare_decoder_input_ids_from_labels(labels=labels)
-        logits = model(
-            input_ids=ids.to(device), attention_mask=mask.to(device), decoder_input_ids=shifted, use_cache=False
-        ).logits
+        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": shifted}
+        logits = model(**{name: placed(value, device) for name, value in inputs.items()}, use_cache=False).logits
         return losses_of_rows(logits, labels)
 
 

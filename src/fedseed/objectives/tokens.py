@@ -140,3 +140,9 @@ def padded(rows: Sequence[Sequence[int]], pad: int, left: bool = False) -> tuple
     tensors = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows]
     ids = pad_sequence(tensors, batch_first=True, padding_value=pad, padding_side=side)
     return ids, pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)
+
+
+def placed(values: torch.Tensor | Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Returns a tensor, or one of numbers, on a device, which nobody waits for (`torch.tensor(..., device)` would)."""
+    tensor = values if isinstance(values, torch.Tensor) else torch.tensor(values, device="cpu")
+    return tensor.to(device, non_blocking=True)

@@ -133,11 +133,19 @@ class LocalClient(Client):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         wait_for(self.space.parameters)
+        with self._clock(name):
+            try:
+                yield
+            finally:
+                wait_for(self.space.parameters)
+
+    @contextmanager
+    def _clock(self, name: str) -> Iterator[None]:
+        """`phase` for work that ends with numbers on the host, for which it has waited itself."""
         begin = time.perf_counter()
         try:
             yield
         finally:
-            wait_for(self.space.parameters)
             self.cost.seconds[name] = self.cost.seconds.get(name, 0.0) + time.perf_counter() - begin
 
     @cached_property
@@ -230,13 +238,13 @@ class LocalClient(Client):
             return []
         often, model = getattr(self.objective, "calls_often", False), self.space.model.eval()
         self.cost.forward_passes += 1
-        with self.space.perturbed(basis, k, scale, often=often) if scale else nullcontext(), self.phase("local"):
+        with self.space.perturbed(basis, k, scale, often=often) if scale else nullcontext(), self._clock("local"):
             losses: list[float] = self.objective.losses(model, items).tolist()
         return [loss / self.objective.weight(item) for loss, item in zip(losses, items, strict=True)]
 
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
         self.cost.forward_passes += 1
-        with self.phase("local"):
+        with self._clock("local"):
             (found,) = part_losses(self.space, self.objective, [items], basis, along, scale)
         self.cost.losses += found if scale else []
         return found

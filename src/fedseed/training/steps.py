@@ -19,7 +19,7 @@ import torch
 
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
 from fedseed.training.streaming import gradients_taken
-from fedseed.weights import stochastic
+from fedseed.weights import moving
 from fedseed.weights.moving import PIECE
 from fedseed.weights.vector import Vector, flat, write_back
 
@@ -48,7 +48,7 @@ class Rounder:
     def put(self, index: int, elements: torch.Tensor, lo: int, values: torch.Tensor) -> None:
         """Rounds values into elements, which are those from `lo` on of tensor `index`."""
         start = self._vector.start_of(self._vector.parameters[index]) + lo
-        stochastic.write(elements, values, (self._seed, self._turns[index]), start)
+        moving.write(elements, values, (self._seed, self._turns[index]), start)
 
     @torch.no_grad()
     def send(self, copies: Sequence[torch.Tensor]) -> None:

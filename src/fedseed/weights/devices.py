@@ -35,6 +35,14 @@ def peak_on(devices: Sequence[torch.device]) -> int | None:
     return sum(held) if held else None
 
 
+def free_on(device: torch.device) -> int:
+    """Bytes of a device's memory that torch could still hand out; 0 on a CPU, where nobody asks."""
+    if device.type != "cuda":
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
 @contextmanager
 def limited(threads: int | None) -> Iterator[None]:
     """Inside, torch and numba compute with so many threads each; None: with as many as torch had before.

@@ -11,7 +11,7 @@ import torch
 
 from fedseed.optimizers.rules import Moments, Rule
 from fedseed.randomness import kernels
-from fedseed.weights import stochastic
+from fedseed.randomness.kernels.reference import Job
 from fedseed.weights.change import Add, Rounding, Term
 from fedseed.weights.digest import dtype_name
 from fedseed.weights.vector import Prepare, Vector, flat, operand, write_back
@@ -19,18 +19,37 @@ from fedseed.weights.vector import Prepare, Vector, flat, operand, write_back
 PIECE = 1 << 22  # elements worked on at a time where a buffer is needed: bounds it by 16 MiB
 
 
-def move(vector: Vector, terms: Sequence[Term], scale: float, base: Sequence[torch.Tensor] | None = None) -> None:
-    """w = round((base or w) + scale * sum of the terms)."""
-    for index, lo, hi, start, kernel, prepared in vector.pieces(vector.preparing(terms, scale)):
+def move(
+    vector: Vector, terms: Sequence[Term], scale: float,
+    base: Sequence[torch.Tensor] | None = None, rounding: Rounding | None = None,
+) -> None:  # fmt: skip
+    """w = round((base or w) + scale * sum of the terms), stochastically only where all kernels take tensors."""
+    _move(vector, vector.preparing(terms, scale), scale, base, rounding)
+
+
+def _move(
+    vector: Vector, prepare: Prepare, scale: float,
+    base: Sequence[torch.Tensor] | None = None, rounding: Rounding | None = None, how: str = "move",
+) -> None:  # fmt: skip
+    together: dict[kernels.Kernels, list[Job]] = {}  # what one launch can do
+    copies: dict[int, torch.Tensor] = {}  # of tensors with gaps in memory
+    for index, lo, hi, start, kernel, prepared in vector.pieces(prepare):
         p = vector.parameters[index]
-        elements = None if p.is_contiguous() else flat(p)
-        out = (vector.operand(kernel, p) if elements is None else operand(kernel, elements))[lo:hi]
-        if base is None:
-            kernel.move(out, out, dtype_name(p), prepared, scale, start)
+        if not p.is_contiguous() and index not in copies:
+            copies[index] = flat(p)
+        out = (operand(kernel, copies[index]) if index in copies else vector.operand(kernel, p))[lo:hi]
+        source = out if base is None else operand(kernel, flat(base[index])[lo:hi])
+        job = Job(out, source, dtype_name(p), prepared, start)
+        if kernel.TENSORS and not isinstance(prepared, list):
+            together.setdefault(kernel, []).append(job)
+        elif how == "move":
+            kernel.move(*job[:4], scale, start)
         else:
-            kernel.move(out, operand(kernel, flat(base[index])[lo:hi]), dtype_name(p), prepared, scale, start)
-        if elements is not None:
-            write_back(p, elements)
+            kernel.move_steps(out, job.dtype, prepared, start)
+    for kernel, jobs in together.items():
+        kernel.move_all(jobs, scale, rounding)
+    for index, elements in copies.items():
+        write_back(vector.parameters[index], elements)
 
 
 def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
@@ -44,17 +63,32 @@ def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
     def prepare(kernel: kernels.Kernels, block: int, length: int) -> Any:
         return kernel.prepare_steps([(parts(block), scale) for parts, scale in sums], length)
 
-    for index, lo, hi, start, kernel, prepared in vector.pieces(prepare):
-        p = vector.parameters[index]
-        elements = flat(p)
-        kernel.move_steps(operand(kernel, elements[lo:hi]), dtype_name(p), prepared, start)
-        write_back(p, elements)
+    _move(vector, prepare, 1.0, how="move_steps")
+
+
+def write(out: torch.Tensor, values: torch.Tensor, rounding: Rounding, start: int) -> None:
+    """out = values, rounded up or down with odds that make it right on average; float32 as they are.
+
+    Args:
+        out: 1-D, any of the dtypes of weights.
+        values: float32, as many.
+        rounding: seed and step of the shared stream.
+        start: index of the first element in the parameter vector: each element has a random word of its own.
+    """
+    if out.dtype == torch.float32:
+        out.copy_(values)
+        return
+    kernel = kernels.current(out.device.type)
+    kernel.draw(operand(kernel, out), operand(kernel, values), dtype_name(out), rounding, start)
 
 
 def move_by_pieces(
     vector: Vector, terms: Sequence[Term], scale: float, rounding: Rounding | None, moments: Moments | None = None
 ) -> None:
     """`move` with a buffer: rounded stochastically, or by what running averages make of the sum."""
+    if moments is None and all(kernels.current(device.type).TENSORS for device in vector.devices):
+        move(vector, terms, scale, rounding=rounding)  # such kernels need none
+        return
 
     def change(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
         total = combined(kernel, prepared, start, stop)
@@ -121,5 +155,5 @@ def _by_pieces(
             if rounding is None:
                 elements[lo:hi].copy_(value)
             else:
-                stochastic.write(elements[lo:hi], value, rounding, start)
+                write(elements[lo:hi], value, rounding, start)
         write_back(p, elements)

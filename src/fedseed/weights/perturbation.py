@@ -10,7 +10,7 @@ makes them in the cache, as it goes on (float32 on a CPU).
 """
 
 import sys
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from fedseed.randomness import kernels
-from fedseed.randomness.kernels.reference import Part
+from fedseed.randomness.kernels.reference import Job, Part
 from fedseed.weights.change import Term
 from fedseed.weights.digest import dtype_name
 from fedseed.weights.vector import Vector, flat, operand
@@ -91,21 +91,40 @@ class Perturbation:
         self._kernels: dict[str, kernels.Kernels] = {}  # by kind of device
         self._prepared: dict[tuple[str, int], Any] = {}
         self._small: dict[int, torch.Tensor] = {}  # perturbed copies of small tensors, which models use again
+        self._layer: dict[int, torch.Tensor] = {}  # those of one layer, on a GPU
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Returns the perturbed parameter, which nobody may write to."""
-        if (known := self._small.get(id(parameter))) is not None:
+        """Returns the perturbed parameter, which nobody may write to.
+
+        On a GPU one launch makes all tensors of the parameter's layer, which are kept until another layer's are needed.
+        """
+        if (known := self._small.get(id(parameter), self._layer.get(id(parameter)))) is not None:
             return known
-        out = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
-        vector, kernel, dtype = self.vector, self._kernel_of(parameter), dtype_name(parameter)
-        contiguous, start = parameter.is_contiguous(), vector.start_of(parameter)
-        source = vector.operand(kernel, parameter) if contiguous else operand(kernel, flat(parameter))
-        target = operand(kernel, out)
-        for block, a, b in vector.overlaps(start, len(out)):
-            kernel.move(target[a:b], source[a:b], dtype, self._of(kernel, parameter, block), self._scale, start + a)
-        if len(out) <= SMALL:
-            self._small[id(parameter)] = out.view(parameter.shape)
-        return out.view(parameter.shape)
+        self._layer.clear()
+        launched = self._kernel_of(parameter).TENSORS
+        made = self.copies(self.vector.layer_of(parameter) if launched else [parameter])
+        self._small |= {name: copy for name, copy in made.items() if copy.numel() <= SMALL}
+        if launched:
+            self._layer = made
+        return made[id(parameter)]
+
+    def copies(self, parameters: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Returns the perturbed parameters by the ids of these."""
+        made: dict[int, torch.Tensor] = {}
+        jobs: dict[kernels.Kernels, list[Job]] = {}
+        for p in parameters:
+            out = torch.empty(p.numel(), dtype=p.dtype, device=p.device)
+            vector, kernel, start = self.vector, self._kernel_of(p), self.vector.start_of(p)
+            source = vector.operand(kernel, p) if p.is_contiguous() else operand(kernel, flat(p))
+            target = operand(kernel, out)
+            jobs.setdefault(kernel, []).extend(
+                Job(target[a:b], source[a:b], dtype_name(p), self._of(kernel, p, block), start + a)
+                for block, a, b in vector.overlaps(start, len(out))
+            )
+            made[id(p)] = out.view(p.shape)
+        for kernel, own in jobs.items():
+            kernel.move_all(own, self._scale)
+        return made
 
     def rows(self, parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
         """Returns rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
@@ -166,16 +185,18 @@ def can_stand_in(model: torch.nn.Module, vector: Vector) -> bool:
     """Returns whether copies of all tensors may take their place (`in_place_of`), with the same bits.
 
     They may not where gradients go to the tensors, nor under autocast, which remembers what it made of a tensor.
-    Torch's own attention takes another way where functions are not asked.
+    Torch's own attention takes another way where functions are not asked. On a GPU they need room.
     """
-    return (
-        vector.layout.size < FUSED  # and so no product is made as it goes on
-        and not any(isinstance(module, _SHORT_CUTS) for module in model.modules())
-        and not torch.is_grad_enabled()
-        and not torch.is_inference_mode_enabled()
-        and all(p.is_cpu for p in vector.parameters)
-        and not torch.is_autocast_enabled("cpu")
-    )
+    if (
+        any(isinstance(module, _SHORT_CUTS) for module in model.modules())
+        or torch.is_grad_enabled()
+        or torch.is_inference_mode_enabled()
+        or any(torch.is_autocast_enabled(device.type) for device in vector.devices)
+    ):
+        return False
+    if all(p.is_cpu for p in vector.parameters):
+        return vector.layout.size < FUSED  # and so no product is made as it goes on
+    return vector.has_room
 
 
 @contextmanager
@@ -187,10 +208,10 @@ def in_place_of(perturbation: Perturbation) -> Iterator[None]:
     """
     parameters = perturbation.vector.parameters
     own = [p.data for p in parameters]
-    copies = [perturbation.whole(p) if p.numel() else p.data for p in parameters]
+    copies = perturbation.copies(parameters)
     try:
-        for p, copy in zip(parameters, copies, strict=True):
-            p.data = copy
+        for p in parameters:
+            p.data = copies[id(p)]
         yield
     finally:
         for p, data in zip(parameters, own, strict=True):

@@ -1,6 +1,6 @@
 """Inner products with directions, for vectors that come in parts; and what changed since a snapshot."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedseed.randomness import Basis, kernels
+from fedseed.randomness.kernels.reference import SQUARES, Operand, Spec
 from fedseed.weights.change import Floats
+from fedseed.weights.devices import devices_of
 from fedseed.weights.moving import PIECE
 from fedseed.weights.vector import Vector, flat, operand
 
@@ -49,16 +51,41 @@ class Projection:
                 self._spec, 0, self._counts[block], operand(kernel, flat[a:b]), start + a,
                 vector.layout.block_sizes[block],
             )  # fmt: skip
-            self._sums[block] = self._sums[block] + scale * sums
+            self._sums[block] = self._sums[block] + scale * sums  # on a GPU if they are there: nobody waits
 
-    def finish(self) -> list[Floats]:
-        """One float32 array per block."""
+    def finish(self, sums: Mapping[int, NDArray[np.float64]] | None = None) -> list[Floats]:
+        """One float32 array per block; `sums`: of some blocks, in place of what was added."""
+        for block, own in (sums or {}).items():
+            self._sums[block] = own
+        made = [sums for sums in self._sums if isinstance(sums, torch.Tensor)]
+        if made:  # all at once, so that a GPU is waited for once
+            parts = iter(np.split(torch.cat(made).cpu().numpy(), np.cumsum([len(sums) for sums in made])))
+            self._sums = [next(parts) if isinstance(sums, torch.Tensor) else sums for sums in self._sums]
         return [
-            self._finish(self._spec, 0, count, np.asarray(sums, dtype=np.float64))
-            if np.ndim(sums)
-            else np.zeros(count, dtype=np.float32)  # nothing was added there
+            np.zeros(count, dtype=np.float32)  # nothing was added there
+            if isinstance(sums, float)
+            else self._finish(self._spec, 0, count, sums)
             for count, sums in zip(self._counts, self._sums, strict=True)
         ]
+
+
+def _at_once(
+    vector: Vector, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor], spec: Spec, counts: Sequence[int]
+) -> dict[int, NDArray[np.float64]] | None:
+    """What `spec` makes of saved - now, by block, in a few launches for all tensors; None where kernels can't."""
+    places = devices_of([*saved, *now])
+    kernel = kernels.current(places[0].type)
+    if len(places) > 1 or not kernel.TENSORS or spec.name == "lowrank":
+        return None
+    runs = []
+    for p, s, w in zip(vector.parameters, map(flat, saved), map(flat, now), strict=True):
+        for lo in range(0, len(s), PIECE):
+            first = vector.start_of(p) + lo
+            for block, a, b in vector.overlaps(first, min(PIECE, len(s) - lo)):
+                part, length = slice(lo + a, lo + b), vector.layout.block_sizes[block]
+                runs.append(Operand(s[part], w[part], first + a, block, counts[block], length))
+    found: dict[int, NDArray[np.float64]] = kernel.project_all(spec, 0, runs)
+    return found
 
 
 def project_change(
@@ -77,8 +104,10 @@ def project_change(
     Returns:
         One float32 array per block.
     """
-    products = Projection(vector, basis, counts)
-    for index, (w, s) in enumerate(zip(now or vector.parameters, saved, strict=True)):
+    products, ends = Projection(vector, basis, counts), now or vector.parameters
+    if (sums := _at_once(vector, saved, ends, basis.spec_on(vector.layout.matrices), counts)) is not None:
+        return products.finish(sums)
+    for index, (w, s) in enumerate(zip(ends, saved, strict=True)):
         for lo, _, part in differences(s, w):
             products.add(index, part, lo)
     return products.finish()
@@ -88,8 +117,11 @@ def change_norms(
     vector: Vector, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None
 ) -> NDArray[np.float64]:
     """|saved - w| for each block; `now`: as in `project_change`."""
-    squares = np.zeros(len(vector.layout.block_sizes))
-    for p, w, s in zip(vector.parameters, now or vector.parameters, saved, strict=True):
+    blocks, ends = len(vector.layout.block_sizes), now or vector.parameters
+    if (found := _at_once(vector, saved, ends, SQUARES, [1] * blocks)) is not None:
+        return np.sqrt([float(found[block][0]) if block in found else 0.0 for block in range(blocks)])
+    squares = np.zeros(blocks)
+    for p, w, s in zip(vector.parameters, ends, saved, strict=True):
         for lo, hi, part in differences(s, w):
             for block, a, b in vector.overlaps(vector.start_of(p) + lo, hi - lo):
                 squares[block] += float(part[a:b].double().square().sum())

@@ -1,7 +1,9 @@
 """Tensors seen as one vector in blocks, as the kernels work on it: where each element lies, and what it belongs to."""
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from fedseed.randomness import kernels
 from fedseed.randomness.kernels.reference import Part
 from fedseed.weights.change import Coefficients, Entries, Floats, Patch, Term
-from fedseed.weights.devices import devices_of
+from fedseed.weights.devices import devices_of, free_on
 from fedseed.weights.layout import Layout
 
 # (kernels, block, its length) -> a sum over directions, prepared by these kernels
@@ -45,6 +47,28 @@ class Vector:
     def start_of(self, parameter: torch.Tensor) -> int:
         """Index of a tensor's first element in the vector."""
         return self._starts[id(parameter)]
+
+    def layer_of(self, parameter: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The tensors of the layer that a tensor belongs to, on its device: whose names begin alike up to a number."""
+        return self._layers[id(parameter)]
+
+    @cached_property
+    def _layers(self) -> dict[int, list[torch.Tensor]]:
+        layers: dict[tuple[str, torch.device], list[torch.Tensor]] = {}
+        own = {}
+        for p, entry in zip(self.parameters, self.layout.tensors, strict=True):
+            numbered = re.match(r".*?\.\d+\.", entry.name)
+            own[id(p)] = layers.setdefault((numbered[0] if numbered else entry.name, p.device), [])
+            own[id(p)].append(p)
+        return own
+
+    @cached_property
+    def has_room(self) -> bool:
+        """Whether, when this is first asked, twice the memory of the tensors is free on the GPUs that they lie on."""
+        return all(
+            free_on(device) >= 2 * sum(p.nbytes for p in self.parameters if p.device == device)
+            for device in self.devices
+        )
 
     def only_block(self, parameter: torch.Tensor) -> int | None:
         """The block that a tensor lies in; None if it lies in several."""

@@ -781,10 +781,10 @@ def _draw(out, values, half, domain, k, key0, key1, start):  # type: ignore[no-u
             _draw_brain(out[a:b], values[a:b], words, b - a)
 
 
-def draw(out: NDArray[np.uint16], values: Floats, dtype: str, seed: int, domain: int, k: int, start: int) -> None:
+def draw(out: NDArray[np.uint16], values: Floats, dtype: str, rounding: tuple[int, int], start: int) -> None:
     """out = values rounded up or down, by the words of `element_words`."""
-    key0, key1 = split_seed(seed)
-    _draw(out, values, dtype == "float16", int(domain), k, _L(key0), _L(key1), start)
+    key0, key1 = split_seed(rounding[0])
+    _draw(out, values, dtype == "float16", int(Domain.ROUNDING), rounding[1], _L(key0), _L(key1), start)
 
 
 _UNIT = np.dtype(

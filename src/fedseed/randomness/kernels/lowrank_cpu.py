@@ -16,12 +16,12 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from fedseed.randomness.kernels.cpu import fill_words, signed
-from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pair, join
+from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pair
 from fedseed.randomness.kernels.reference import Floats, Spec
 from fedseed.randomness.matrices import Matrix
 from fedseed.randomness.stream import Domain, split_seed
 
-__all__ = ["as_records", "join", "products", "signs", "total"]
+__all__ = ["as_records", "products", "signs", "total"]
 
 _WIDTH = 2 * TILE  # numbers of a table's row: columns, or rows of a matrix in a projection
 _SUMS = 1 << (GROUP - 1)  # rows of a table

@@ -121,8 +121,3 @@ def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row:
         tiles = np.pad(rows * u, (before, after)).reshape(-1, TILE)
         sums[i, j] += reference.sum_in_order(reference.sum_in_order(tiles, axis=1), axis=0)
     return sums.reshape(-1)
-
-
-def join(parts: Sequence[Floats]) -> Floats:
-    """One array of all."""
-    return np.concatenate([np.zeros(0, dtype=np.float32), *parts])

@@ -15,8 +15,26 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pair
-from fedseed.randomness.kernels.reference import Spec
-from fedseed.randomness.kernels.triton import SCRATCH, default_device, int_bits, launch, philox_words, signed
+from fedseed.randomness.kernels.reference import Job, Spec
+from fedseed.randomness.kernels.triton import (
+    DTYPES,
+    SCRATCH,
+    TOTAL,
+    default_device,
+    int_bits,
+    job_of,
+    joined,
+    launch,
+    moved,
+    philox_words,
+    pointer,
+    read,
+    rounding_words,
+    sent,
+    signed,
+    table_of,
+    write,
+)
 from fedseed.randomness.matrices import Matrix
 from fedseed.randomness.stream import Domain, split_seed
 
@@ -24,16 +42,26 @@ _COUNT, _LANES = tl.constexpr(GROUP), tl.constexpr(TILE)
 _ELEMENTS = 256  # elements whose signs a program of `_fill` makes
 _ROWS, _COLUMNS = tl.constexpr(32), tl.constexpr(64)  # the tile of a matrix that a program of `_sum` adds up
 _PAIRS = 64  # pairs that a program of `_along` works on
+# numbers in a row of a table of jobs, with the first program's
+_FILL = tl.constexpr(7)  # first pair's numbers, pairs, elements, start, domain, where they go
+# out, source, size, start, elements before it in its row, rows, columns, coefficients, groups, signs of both
+_SUM = tl.constexpr(12)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _fill(out, pairs, count, size, start, domain, ELEMENTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[g, i]: bit t is the sign bit of element start + i of pair 8 g + t."""
-    g = tl.program_id(0)
-    i = tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
+@triton.jit(do_not_specialize=["jobs"])
+def _fill(table, pairs, out, jobs, ELEMENTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """out[g, i]: bit t is the sign bit of element start + i of pair 8 g + t; for each job of a table."""
+    row, mine = job_of(table, jobs, _FILL)
+    count = tl.load(row + 2)
+    size = tl.load(row + 3)
+    start = tl.load(row + 4)
+    domain = tl.load(row + 5).to(tl.uint32)
+    tiles = (size + ELEMENTS - 1) // ELEMENTS
+    g = mine // tiles
+    i = (mine % tiles) * ELEMENTS + tl.arange(0, ELEMENTS)
     pattern = tl.full((ELEMENTS,), 0, tl.uint32)
     for t in tl.static_range(_COUNT):
-        pair = pairs + 4 * tl.minimum(_COUNT * g + t, count - 1)
+        pair = pairs + tl.load(row + 1) + 4 * tl.minimum(_COUNT * g + t, count - 1)
         key0 = tl.load(pair).to(tl.uint32)
         key1 = tl.load(pair + 1).to(tl.uint32)
         k = tl.load(pair + 2).to(tl.uint32)
@@ -42,26 +70,53 @@ def _fill(out, pairs, count, size, start, domain, ELEMENTS: tl.constexpr):  # ty
         word = (e >> 5) & 3
         bits = tl.where(word == 0, w0, tl.where(word == 1, w1, tl.where(word == 2, w2, w3)))
         pattern |= ((bits >> (e & 31).to(tl.uint32)) & 1) << t
-    tl.store(out + g.to(tl.int64) * size + i, pattern.to(tl.uint8), mask=i < size)
+    tl.store(out + tl.load(row + 6) + g * size + i, pattern.to(tl.uint8), mask=i < size)
 
 
-@triton.jit(do_not_specialize=["groups"])
-def _sum(out, lefts, rights, coefficients, groups, rows, columns):  # type: ignore[no-untyped-def]
-    """out[a, b] = the sum over all pairs, eight at a time."""
-    # `cast`: an argument that is 1 is a plain number to the compiler, and those have no `to`
-    a = tl.program_id(0) * _ROWS + tl.arange(0, _ROWS)
-    b = tl.program_id(1) * _COLUMNS + tl.arange(0, _COLUMNS)
+@triton.jit(do_not_specialize=["jobs", "scale_bits", "turn", "key0", "key1"])
+def _sum(table, signs, factors, jobs, scale_bits, turn, key0, key1, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile of a matrix: the sum over all pairs, eight at a time, and what becomes of it; for each job of a table.
+
+    `factors` are the coefficients; `HOW` is that of `fedseed.randomness.kernels.triton._add_up`, without a kind.
+    """
+    dtype: tl.constexpr = HOW // 4 % 8
+    drawn: tl.constexpr = HOW // 32 % 2
+    aligned: tl.constexpr = HOW // 64
+    row, tile = job_of(table, jobs, _SUM)
+    out = pointer(row + 1, dtype, aligned)
+    source = pointer(row + 2, dtype, aligned)
+    size = tl.load(row + 3)
+    before = tl.load(row + 5)  # elements of the first row that are not in the run
+    rows = tl.load(row + 6)
+    columns = tl.load(row + 7)
+    if aligned:
+        columns = tl.multiple_of(columns, 16)
+    coefficient = factors + tl.load(row + 8)
+    lefts = signs + tl.load(row + 10)
+    rights = signs + tl.load(row + 11)
+    across = (columns + _COLUMNS - 1) // _COLUMNS
+    a = (tile // across) * _ROWS + tl.arange(0, _ROWS)
+    b = (tile % across) * _COLUMNS + tl.arange(0, _COLUMNS)
     total = tl.full((_ROWS, _COLUMNS), 0.0, tl.float32)
-    for g in range(groups):
-        left = tl.load(lefts + g * tl.cast(rows, tl.int64) + a, mask=a < rows, other=0).to(tl.uint32)
-        right = tl.load(rights + g * tl.cast(columns, tl.int64) + b, mask=b < columns, other=0).to(tl.uint32)
-        signs = left[:, None] ^ right[None, :]
+    for g in range(tl.load(row + 9)):
+        left = tl.load(lefts + g * rows + a, mask=a < rows, other=0).to(tl.uint32)
+        right = tl.load(rights + g * columns + b, mask=b < columns, other=0).to(tl.uint32)
+        both = left[:, None] ^ right[None, :]
         group = tl.full((_ROWS, _COLUMNS), 0.0, tl.float32)
         for t in tl.static_range(_COUNT):
-            group += signed(tl.load(coefficients + _COUNT * g + t), signs, t)
+            group += signed(tl.load(coefficient + _COUNT * g + t), both, t)
         total += group
-    at = a[:, None].to(tl.int64) * columns + b[None, :]
-    tl.store(out + at, total, mask=(a < rows)[:, None] & (b < columns)[None, :])
+    p = a[:, None] * columns + b[None, :] - before
+    inside = (p >= 0) & (p < size) & (b < columns)[None, :]
+    old = total
+    if dtype != TOTAL:
+        old = read(source, p, inside, dtype)
+    turn = turn.to(tl.uint32, bitcast=True)
+    key0 = key0.to(tl.uint32, bitcast=True)
+    key1 = key1.to(tl.uint32, bitcast=True)
+    scale = scale_bits.to(tl.float32, bitcast=True)
+    value = moved(old, total, scale, tl.load(row + 4) + p, turn, key0, key1, dtype, drawn)
+    write(out, p, inside, value, dtype)
 
 
 @triton.jit(do_not_specialize=["groups", "count"])
@@ -100,38 +155,85 @@ def _down(out, y, lefts, row, rows, count, PAIRS: tl.constexpr):  # type: ignore
 
 
 class Records:
-    """Pairs as the kernels take them; copied to a device when they are first used there, and kept."""
+    """Pairs as the kernels take them."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.count = len(pairs)
         rows = [(*(int_bits(word, np.uint32) for word in split_seed(p.seed)), p.k, p.j << PLACE) for p in pairs]
-        self._rows = torch.tensor(rows or [(0, 0, 0, 0)], dtype=torch.int64, device="cpu")
-        self._coefficients = torch.zeros(self.groups * GROUP, dtype=torch.float32, device="cpu")
-        self._coefficients[: self.count] = torch.from_numpy(np.array([p.coefficient for p in pairs], dtype=np.float32))
-        self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.numbers = np.array(rows or [(0, 0, 0, 0)], dtype=np.int64).reshape(-1)
+        self.coefficients = np.zeros(self.groups * GROUP, dtype=np.float32)
+        self.coefficients[: self.count] = [p.coefficient for p in pairs]
 
     @property
     def groups(self) -> int:
         """The number of groups of eight."""
         return -(-self.count // GROUP)
 
-    def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rows of numbers, coefficients) on a device."""
-        if device not in self._on:
-            self._on[device] = self._rows.to(device), self._coefficients.to(device)
-        return self._on[device]
-
     def patterns(self, domain: Domain, start: int, count: int, device: torch.device) -> torch.Tensor:
         """Signs of elements start, start + 1, ..., eight pairs to a byte: shape (groups, count)."""
-        out = torch.empty(self.groups, count, dtype=torch.uint8, device=device)
-        if out.numel():
-            grid = self.groups, -(-count // _ELEMENTS)
-            rows, _ = self.on(device)
-            launch(_fill, grid, out, rows, self.count, count, start, int(domain), ELEMENTS=_ELEMENTS)
-        return out
+        out = torch.empty(self.groups * count, dtype=torch.uint8, device=device)
+        _filled([(0, self.count, count, start, int(domain), 0)], sent(self.numbers, device), out)
+        return out.view(self.groups, count)
 
 
 as_records = Records
+
+
+def _filled(rows: Sequence[tuple[int, ...]], pairs: torch.Tensor, out: torch.Tensor) -> None:
+    """Launches `_fill` for (first pair's numbers, pairs, elements, start, domain, where they go) each."""
+    if len(out):
+        programs = [-(-pairs // GROUP) * -(-size // _ELEMENTS) for _, pairs, size, *_ in rows]
+        table, grid = table_of(rows, programs, out.device)
+        launch(_fill, (grid,), table, pairs, out, len(rows), ELEMENTS=_ELEMENTS)
+
+
+def move_all(
+    jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, rounding: tuple[int, int] | None = None
+) -> None:
+    """out = round(source + scale * sum) for runs of matrices: two launches for all, but for those of other dtypes.
+
+    Args:
+        jobs: a run (whose `prepared` are records), the matrix it lies on, and which of its rows it touches.
+        scale: multiplies the sums.
+        rounding: as `fedseed.randomness.kernels.triton.move_all` takes it.
+    """
+    groups: dict[tuple[torch.device, str], list[tuple[Job, Matrix, int, int]]] = {}
+    for job in jobs:
+        wave = groups.setdefault((job[0].out.device, job[0].dtype), [])
+        wave.append(job)
+        if sum(one.prepared.groups * (last - first + m.columns) for one, m, first, last in wave) > SCRATCH:
+            _move_wave(groups.pop((job[0].out.device, job[0].dtype)), scale, rounding)
+    for wave in groups.values():
+        _move_wave(wave, scale, rounding)
+
+
+def _move_wave(jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, rounding: tuple[int, int] | None) -> None:
+    first_job = jobs[0][0]
+    device, dtype = first_job.out.device, DTYPES[first_job.dtype]
+    numbers, pairs_at = joined([job.prepared.numbers for job, *_ in jobs])
+    coefficients, coefficients_at = joined([job.prepared.coefficients for job, *_ in jobs])
+    fills, sums, programs, held = [], [], [], 0
+    for job, matrix, first, last in jobs:
+        records, rows = job.prepared, last - first
+        pairs, own = pairs_at[id(records.numbers)], coefficients_at[id(records.coefficients)]
+        right = held + records.groups * rows
+        fills.append((pairs, records.count, rows, matrix.start + first, int(Domain.LEFT), held))
+        fills.append((pairs, records.count, matrix.columns, matrix.start, int(Domain.RIGHT), right))
+        before = job.start - matrix.start - first * matrix.columns
+        sums.append((
+            job.out.data_ptr(), job.source.data_ptr(), len(job.out), job.start, before, rows, matrix.columns,
+            own, records.groups, held, right,
+        ))  # fmt: skip
+        programs.append(-(-rows // _ROWS.value) * -(-matrix.columns // _COLUMNS.value))
+        held = right + records.groups * matrix.columns
+    signs = torch.empty(held, dtype=torch.uint8, device=device)
+    _filled(fills, sent(numbers, device), signs)
+    table, grid = table_of(sums, programs, device)
+    aligned = all(number % 16 == 0 for row in sums for number in (*row[:5], row[6]))
+    launch(
+        _sum, (grid,), table, signs, sent(coefficients, device), len(sums), int_bits(scale), *rounding_words(rounding),
+        HOW=4 * dtype + 32 * (rounding is not None) + 64 * aligned,
+    )  # fmt: skip
 
 
 def signs(records: Records, domain: Domain, start: int, count: int, device: torch.device | None = None) -> torch.Tensor:
@@ -140,18 +242,6 @@ def signs(records: Records, domain: Domain, start: int, count: int, device: torc
     places = torch.arange(GROUP, dtype=torch.uint8, device=patterns.device)
     bits = (patterns[:, None] >> places[:, None]) & 1
     return 1 - 2 * bits.reshape(-1, count)[: records.count].float()
-
-
-def total(records: Records, matrix: Matrix, first: int, last: int, device: torch.device | None = None) -> torch.Tensor:
-    """The sum on rows first..last of a matrix, shape (last - first, columns)."""
-    device, rows = device or default_device(), last - first
-    out = torch.empty(rows, matrix.columns, dtype=torch.float32, device=device)
-    if out.numel():
-        lefts = records.patterns(Domain.LEFT, matrix.start + first, rows, device)
-        rights = records.patterns(Domain.RIGHT, matrix.start, matrix.columns, device)
-        grid = -(-rows // _ROWS.value), -(-matrix.columns // _COLUMNS.value)
-        launch(_sum, grid, out, lefts, rights, records.on(device)[1], records.groups, rows, matrix.columns)
-    return out
 
 
 def products(
@@ -196,8 +286,3 @@ def _by_columns(signs: torch.Tensor, count: int) -> torch.Tensor:
             pairs = out[: columns.shape[1], p::GROUP]
             pairs |= bits.t()[:, : pairs.shape[1]] << t
     return out
-
-
-def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One tensor of all."""
-    return torch.cat([torch.zeros(0, device=default_device()), *parts])

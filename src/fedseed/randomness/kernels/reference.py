@@ -43,6 +43,30 @@ class Part(NamedTuple):
     coefficients: Floats
 
 
+SQUARES = Spec("squares", 0, 1)  # what `project_all` of kernels on tensors takes for squares in place of products
+
+
+class Job(NamedTuple):
+    """One `move` of many (`structured.Kernels.move_all`)."""
+
+    out: Any
+    source: Any
+    dtype: str
+    prepared: Any
+    start: int
+
+
+class Operand(NamedTuple):
+    """A run of elements whose products with directions are wanted: of a - b, in single precision."""
+
+    a: Any
+    b: Any  # None: of a
+    start: int  # index of the first element
+    block: int
+    directions: int
+    length: int  # elements of the block
+
+
 class Prepared(NamedTuple):
     """Parts ready for use in a block of `length` elements. Other implementations have their own form."""
 
@@ -227,9 +251,9 @@ def from_float(values: Floats, dtype: str) -> Stored:
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
-def draw(out: Stored, values: Floats, dtype: str, seed: int, domain: int, k: int, start: int) -> None:
-    """Sets out = values, rounded stochastically by the words of `element_words` for elements start, start + 1, ..."""
-    words = element_words(seed, domain, k, start, start + len(values))
+def draw(out: Stored, values: Floats, dtype: str, rounding: tuple[int, int], start: int) -> None:
+    """Sets out = values, rounded up or down by the words of elements start, start + 1, ..., of a seed and a step."""
+    words = element_words(rounding[0], Domain.ROUNDING, rounding[1], start, start + len(values))
     with np.errstate(over="ignore", invalid="ignore"):
         out[:] = from_float(stochastic(values, words, dtype), dtype)
 

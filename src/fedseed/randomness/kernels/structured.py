@@ -9,10 +9,9 @@ from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedseed.randomness.kernels import lowrank_reference as plain
-from fedseed.randomness.kernels.reference import Floats, Part, Spec, project_finish, sum_in_order
+from fedseed.randomness.kernels.reference import Floats, Job, Part, Spec, project_finish, sum_in_order
 from fedseed.randomness.matrices import Matrices, Run
 from fedseed.randomness.stream import Domain
 
@@ -67,13 +66,17 @@ class Kernels:
         """The sum over elements start..stop."""
         if not isinstance(prepared, Sum):
             return self._flat.combine(prepared, start, stop)
+        if self.TENSORS:
+            out = self._flat.empty(stop - start)
+            self.move_all([Job(out, out, "total", prepared, start)], 1.0)
+            return out
         parts = []
         for run in prepared.matrices.cut(start, stop):
             if not run.matrix.columns:
                 parts.append(self._flat.combine(prepared.vectors, start + run.lo, start + run.hi))
             else:
                 parts += [sums for _, _, sums in self._sums(prepared, run, start)]
-        return self._low.join(parts)
+        return np.concatenate([np.zeros(0, dtype=np.float32), *parts])
 
     def signs(self, spec: Spec, directions: Sequence[int], domain: Domain, start: int, count: int, *device: Any) -> Any:
         """Signs start, start + 1, ... that low-rank directions are made of, shape (directions, rank, count).
@@ -91,42 +94,78 @@ class Kernels:
         made = self._low.signs(self._low.as_records(pairs), domain, start, count, *device)
         return made.reshape(len(directions), spec.rank, count)
 
-    def _sums(self, prepared: Sum, run: Run, start: int, *device: Any) -> Any:
+    def _sums(self, prepared: Sum, run: Run, start: int) -> Any:
         """(lo, hi, sums) for pieces of a run on a matrix, counted as the run's own ends are."""
         first, last = run.rows(start)
         step = max(1, prepared.piece // run.matrix.columns)
         for a in range(first, last, step):
             b = min(last, a + step)
-            sums = self._low.total(prepared.records, run.matrix, a, b, *device).reshape(-1)
+            sums = self._low.total(prepared.records, run.matrix, a, b).reshape(-1)
             begin = run.matrix.start + a * run.matrix.columns - start  # of the first of these rows
             lo, hi = max(run.lo, begin), min(run.hi, begin + len(sums))
             yield lo, hi, sums[lo - begin : hi - begin]
 
     def move(self, out: Any, source: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
         """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
-        if not isinstance(prepared, Sum):
+        if self.TENSORS:
+            self.move_all([Job(out, source, dtype, prepared, start)], scale)
+        elif not isinstance(prepared, Sum):
             self._flat.move(out, source, dtype, prepared, scale, start)
+        else:
+            for run in prepared.matrices.cut(start, start + len(source)):
+                if not run.matrix.columns:
+                    to, own = out[run.lo : run.hi], source[run.lo : run.hi]
+                    self._flat.move(to, own, dtype, prepared.vectors, scale, start + run.lo)
+                    continue
+                for lo, hi, sums in self._sums(prepared, run, start):
+                    self._flat.add_sums(out[lo:hi], source[lo:hi], dtype, sums, scale)
+
+    def move_all(self, jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None = None) -> None:
+        """`move` for each job, in as few launches as there can be.
+
+        Args:
+            jobs: what to move. For kernels that take tensors the dtype may be "total": the sum itself, in float32.
+            scale: multiplies the sums, but for those of several steps (`prepare_steps`), which have their own.
+            rounding: round stochastically, by these seed and step of the shared stream; only for kernels that take
+                tensors. None: to nearest.
+        """
+        if not self.TENSORS:
+            for job in jobs:
+                self.move(*job[:4], scale, job.start)
             return
-        device = (source.device,) if self.TENSORS else ()
-        for run in prepared.matrices.cut(start, start + len(source)):
-            if not run.matrix.columns:
-                to, own = out[run.lo : run.hi], source[run.lo : run.hi]
-                self._flat.move(to, own, dtype, prepared.vectors, scale, start + run.lo)
+        flat, on_matrices = [], []
+        for job in jobs:
+            if not isinstance(job.prepared, Sum):
+                flat.append(job)
                 continue
-            for lo, hi, sums in self._sums(prepared, run, start, *device):
-                self._flat.add_sums(out[lo:hi], source[lo:hi], dtype, sums, scale)
+            for run in job.prepared.matrices.cut(job.start, job.start + len(job.source)):
+                columns, start = run.matrix.columns, job.start + run.lo
+                own = Job(
+                    job.out[run.lo : run.hi], job.source[run.lo : run.hi], job.dtype,
+                    job.prepared.records if columns else job.prepared.vectors, start,
+                )  # fmt: skip
+                if columns:
+                    on_matrices.append((own, run.matrix, *run.rows(job.start)))
+                else:
+                    flat.append(own)
+        self._flat.move_all(flat, scale, rounding)
+        self._low.move_all(on_matrices, scale, rounding)
 
     def prepare_steps(self, steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Any:
         """Prepares (parts, scale) of each step in a block of `length` elements, for `move_steps`."""
         in_one_pass = getattr(self._flat, "prepare_steps", None)
-        if in_one_pass is not None and not any(part.spec.name == "lowrank" for parts, _ in steps for part in parts):
+        names = {part.spec.name for parts, _ in steps for part in parts}
+        if in_one_pass is not None and "lowrank" not in names and (len(names) < 2 or not self.TENSORS):
             return in_one_pass(steps, length)
         return [(self.prepare(parts, length), scale) for parts, scale in steps]
 
     def move_steps(self, out: Any, dtype: str, prepared: Any, start: int) -> None:
         """`move` in place for one step after the other, each rounded."""
         if not isinstance(prepared, list):
-            self._flat.move_steps(out, dtype, prepared, start)
+            if self.TENSORS:
+                self.move(out, out, dtype, prepared, 1.0, start)  # each step has a scale of its own
+            else:
+                self._flat.move_steps(out, dtype, prepared, start)
             return
         piece = max(1, len(out)) if self.TENSORS else FEW_PIECE  # which stays in a CPU's cache
         for lo in range(0, len(out), piece):
@@ -138,8 +177,12 @@ class Kernels:
         """Inner products of x, which begins at element `start`, with directions."""
         return self.project_finish(spec, first, count, self.project_sums(spec, first, count, x, start, length))
 
-    def project_sums(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> NDArray[np.float64]:
-        """Returns the part of a projection that adds up over runs of elements: for `lowrank`, the products."""
+    def project_sums(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Any:
+        """Returns the part of a projection that adds up over runs of elements: for `lowrank`, the products.
+
+        Returns:
+            float64, where the kernels work: an array or a tensor.
+        """
         if spec.name != "lowrank":
             return self._flat.project_sums(spec, first, count, x, start, length)
         vectors = Spec("rademacher", spec.seed, 1)
@@ -151,7 +194,8 @@ class Kernels:
                 pairs = self._low.products(spec, first, count, run.matrix, whole, row).reshape(count, spec.rank)
                 sums += sum_in_order(pairs, axis=1) * (1 / sqrt(spec.rank))
             else:
-                sums += self._flat.project_sums(vectors, first, count, values, at, length)
+                own = self._flat.project_sums(vectors, first, count, values, at, length)
+                sums += own.cpu().numpy() if self.TENSORS else own
         return sums
 
     def _whole_rows(self, run: Run, start: int, values: Any) -> tuple[int, Any]:
@@ -167,6 +211,7 @@ class Kernels:
 
     def project_finish(self, spec: Spec, first: int, count: int, sums: Any) -> Floats:
         """The products, from what `project_sums` returned (or the sum of several such)."""
+        sums = sums if isinstance(sums, np.ndarray) else sums.cpu().numpy()
         if spec.name != "lowrank":
             return project_finish(spec, first, count, sums)
         return np.asarray(sums, dtype=np.float64).astype(np.float32)

@@ -20,9 +20,10 @@ For the same bits on a GPU:
 Triton's interpreter runs all of it without a GPU: TRITON_INTERPRET=1, set before this module is imported.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,9 +32,8 @@ from numpy.typing import NDArray
 from fedseed.errors import to_install
 from fedseed.randomness import entries
 from fedseed.randomness.kernels import reference
-from fedseed.randomness.kernels.cpu import element_words  # noqa: F401  (the host's)
-from fedseed.randomness.kernels.reference import Part, Spec
-from fedseed.randomness.stream import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1, split_seed
+from fedseed.randomness.kernels.reference import SQUARES, Job, Operand, Part, Spec
+from fedseed.randomness.stream import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1, Domain, split_seed
 
 try:
     import triton
@@ -42,15 +42,14 @@ except ImportError as error:
     raise ImportError(f"weights on a GPU need triton: {to_install('gpu')}") from error
 
 TENSORS = True  # tensors in, tensors out
-draw = None  # tensors are rounded where they are, by words of the host
 product = None  # a GPU multiplies fastest by a copy
 OPTIONS = {"enable_fp_fusion": False}  # what every launch asks of the compiler: a rounding after each operation
 
 C = tl.constexpr
 _KINDS = {"normal": 0, "truncated_normal": 1, "rademacher": 2, "hadamard": 3}
 _NORMAL, _TRUNCATED_NORMAL, _SIGNS, _TABLE = C(0), C(1), C(2), C(3)
-_DTYPES = {"float32": 2, "float16": 3, "bfloat16": 4}
-_TOTAL, _SINGLE, _HALF = C(0), C(2), C(3)  # a sum is written; or added to weights
+DTYPES = {"total": 0, "float32": 2, "float16": 3, "bfloat16": 4}
+TOTAL, _SINGLE, _HALF, _BRAIN = C(0), C(2), C(3), C(4)  # a sum is written; or added to weights
 
 _ROUNDS, _M0, _M1, _W0, _W1 = C(ROUNDS), C(MULTIPLIER_0), C(MULTIPLIER_1), C(WEYL_0), C(WEYL_1)
 _LOG0, _LOG1, _LOG2, _LOG3, _LOG4, _LOG5 = (C(float(c)) for c in entries.LOG)
@@ -58,16 +57,29 @@ _SIN0, _SIN1, _SIN2, _SIN3 = (C(float(c)) for c in entries.SIN)
 _COS0, _COS1, _COS2, _COS3 = (C(float(c)) for c in entries.COS)
 _P0, _P1, _P2, _P3, _P4, _P5, _P6 = (C(float(c)) for c in entries.PROBIT)
 _SQRT_HALF, _TWO_LN_2 = C(entries.SQRT_HALF_BITS), C(float(entries.TWO_LN_2))
-_P30, _P31 = C(float(entries.TWO_POW_MINUS_30)), C(float(entries.TWO_POW_MINUS_31))
+_P30, _P31, _P32 = C(float(entries.TWO_POW_MINUS_30)), C(float(entries.TWO_POW_MINUS_31)), C(2.0**-32)
 _CHUNK, _SPAN, _LANES = C(entries.CHUNK), C(entries.SPAN), C(entries.LANES)
 
-_DRAWN_TILE, _SIGNS_TILE, _TABLE_TILE = C(1024), C(8192), C(4096)  # elements that a program of `_add_up` works on
+_ENTRIES_TILE, _SIGNS_TILE, _TABLE_TILE = C(1024), C(8192), C(4096)  # elements that a program of `_add_up` works on
 _TILE = {0: 1024, 1: 1024, 2: 8192, 3: 4096}  # the same, by kind
 _COLUMNS = 1024  # columns that a program of `_fold` works on
-_DIRECTIONS = 128  # directions that a program of `_lane_sums` works on: one a thread
-_GROUP = 4096  # directions that a launch of `_lane_sums` works on
-SCRATCH = 1 << 25  # sums that `project` keeps between two launches at most, or those of one span: 128 MiB
+_DIRECTIONS = 128  # directions that a program of `_products` works on: one a thread
+SCRATCH = 1 << 24  # sums that a projection keeps between two launches at most, or those of one run: 128 MiB
+_NAN = C(0x7FC00000)  # of a step that has the launch's scale
+_ROUNDING = C(int(Domain.ROUNDING))
 _ROW = C(7)  # numbers in a unit: key (two words), number, mass, bound, payload from, to
+# numbers in a row of a table of jobs, after the first program's
+_JOB = C(6)  # out, source, size, start, where its sums begin
+_RUN = C(10)  # a, b, size, start, first chunk, chunks, unit, products, where they go
+_SUM = C(5)  # first number, rows, their width, where the sum goes
+
+
+class _Target(NamedTuple):
+    """What the products of all runs of a block are added up to."""
+
+    unit: int  # where its numbers begin
+    width: int  # products of a span
+    to: int  # where the sum goes
 
 
 # -- entries -------------------------------------------------------------------------------------------------------
@@ -161,225 +173,365 @@ def _unit(at):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _four(x, p, step, size):  # type: ignore[no-untyped-def]
-    """Elements p, p + step, p + 2 step and p + 3 step of x, which has `size`; 0 where there is none."""
-    x0 = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-    p += step
-    x1 = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-    p += step
-    x2 = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-    p += step
-    x3 = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-    return x0, x1, x2, x3
+def job_of(table, jobs, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The row of a table, `WIDTH` numbers wide, that this program works on: the last whose first program it is."""
+    me = tl.program_id(0)
+    lo = me * 0
+    hi = lo + jobs
+    while hi - lo > 1:
+        middle = (lo + hi) // 2
+        before = tl.load(table + WIDTH * middle.to(tl.int64)) <= me
+        lo = tl.where(before, middle, lo)
+        hi = tl.where(before, hi, middle)
+    row = table + WIDTH * lo.to(tl.int64)
+    return row, me - tl.load(row)
 
 
 @triton.jit
-def _finish(out, source, p, size, total, scale, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[p] = total, or the weights with scale * total added. 16-bit dtypes are given as their bits (int16)."""
-    inside = (p >= 0) & (p < size)
-    if DTYPE < _SINGLE:
-        tl.store(out + p, total, mask=inside)
-    else:
-        change = total * scale + 0.0  # no negative zero
-        old = tl.load(source + p, mask=inside, other=0)
-        if DTYPE == _SINGLE:
-            tl.store(out + p, old + change, mask=inside)
-        elif DTYPE == _HALF:
-            value = old.to(tl.float16, bitcast=True).to(tl.float32) + change
-            tl.store(out + p, value.to(tl.float16).to(tl.int16, bitcast=True), mask=inside)
+def pointer(at, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The address that a table has at `at`. 16-bit dtypes are given as their bits."""
+    address = tl.load(at)
+    if ALIGNED:
+        address = tl.multiple_of(address, 16)
+    return address.to(tl.pointer_type(tl.float32 if DTYPE <= _SINGLE else tl.int16))
+
+
+@triton.jit
+def read(x, p, inside, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Weights in single precision, 0 where there is none."""
+    value = tl.load(x + p, mask=inside, other=0)
+    if DTYPE == _HALF:
+        value = value.to(tl.float16, bitcast=True).to(tl.float32)
+    elif DTYPE == _BRAIN:
+        value = (value.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return value
+
+
+@triton.jit
+def _rounded(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The nearest number that the dtype has; with `DRAW` one of the two next to it, by a random word."""
+    if DTYPE == _BRAIN:
+        bits = value.to(tl.uint32, bitcast=True)
+        magnitude = bits & 0x7FFFFFFF
+        if DRAW:  # the upper half of the word is added to the magnitude, below zero its complement
+            kept = (magnitude + ((word >> 16) ^ ((bits >> 31) * 0xFFFF))) & 0xFFFF0000
+            kept = tl.where(kept == 0, 0, kept | (bits & 0x80000000))  # a zero has no sign
         else:
-            value = (old.to(tl.int32) << 16).to(tl.float32, bitcast=True) + change
-            bits = value.to(tl.uint32, bitcast=True)
-            bits = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, bits)  # one of the many ways to say NaN
-            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-            tl.store(out + p, bits.to(tl.int16), mask=inside)
+            kept = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        kept = tl.where(magnitude > 0x7F800000, 0x7FC00000, kept)  # one of the many ways to say NaN
+        value = kept.to(tl.uint32).to(tl.float32, bitcast=True)
+    elif DTYPE == _HALF:
+        if DRAW:  # floor(value / spacing + word / 2^32) * spacing, in doubles
+            exponent = (value.to(tl.int32, bitcast=True) >> 23) & 0xFF
+            exponent = tl.maximum(exponent, 127 - 14)
+            spacing = ((exponent - 10) << 23).to(tl.float32, bitcast=True).to(tl.float64)
+            inverse = ((264 - exponent) << 23).to(tl.float32, bitcast=True).to(tl.float64)
+            whole = tl.floor(value.to(tl.float64) * inverse + word.to(tl.float64) * _P32)
+            value = (whole * spacing).to(tl.float32)
+        value = value.to(tl.float16).to(tl.float32)
+    return value
 
 
-@triton.jit(do_not_specialize=["scale_bits"])
-def _add_up(out, source, sums, scale_bits, size, start, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile of `combine` or `move`: the sum over all units of `sums`, and what becomes of it.
+@triton.jit
+def write(out, p, inside, value, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers that the dtype has, into weights."""
+    if DTYPE == _HALF:
+        tl.store(out + p, value.to(tl.float16).to(tl.int16, bitcast=True), mask=inside)
+    elif DTYPE == _BRAIN:
+        tl.store(out + p, (value.to(tl.uint32, bitcast=True) >> 16).to(tl.int16), mask=inside)
+    else:
+        tl.store(out + p, value, mask=inside)
 
-    The run has `size` elements, the first of which is element `start` of the vector. `HOW` is a kind plus 4 times what
-    becomes of the sum.
+
+@triton.jit
+def _word_of(element, turn, key0, key1):  # type: ignore[no-untyped-def]
+    """The random word by which an element is rounded."""
+    w0, w1, w2, w3 = philox_words(element >> 2, turn, _ROUNDING, key0, key1)
+    i = element & 3
+    return tl.where(i == 0, w0, tl.where(i == 1, w1, tl.where(i == 2, w2, w3)))
+
+
+@triton.jit
+def moved(old, total, scale, element, turn, key0, key1, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A sum; or weights with scale * total added."""
+    if DTYPE == TOTAL:
+        value = total
+    else:
+        word = element
+        if DRAW and DTYPE != _SINGLE:
+            word = _word_of(element, turn, key0, key1)
+        value = _rounded(old + (total * scale + 0.0), word, DTYPE, DRAW)  # + 0.0: no negative zero
+    return value
+
+
+@triton.jit(do_not_specialize=["jobs", "scale_bits", "turn", "key0", "key1"])
+def _add_up(table, sums, jobs, scale_bits, turn, key0, key1, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile of one of the jobs of a table: the sums over all units of its steps, and what becomes of them.
+
+    A job's run has `size` elements, the first of which is element `start` of the vector. Each step is rounded. `HOW`:
+    kind + 4 dtype + 32 for words to round by + 64 where all addresses, sizes and starts are multiples of 16.
     """
     kind: tl.constexpr = HOW % 4
-    dtype: tl.constexpr = HOW // 4
-    width: tl.constexpr = _SIGNS_TILE if kind == _SIGNS else _TABLE_TILE if kind == _TABLE else _DRAWN_TILE
-    begin = tl.cast(start, tl.int64)  # an argument that is 1 is a plain number to the compiler, which has no `to`
-    tile = begin // width + tl.program_id(0)
+    dtype: tl.constexpr = HOW // 4 % 8
+    drawn: tl.constexpr = HOW // 32 % 2
+    aligned: tl.constexpr = HOW // 64
+    whole: tl.constexpr = _SIGNS_TILE if kind == _SIGNS else _TABLE_TILE if kind == _TABLE else _ENTRIES_TILE
+    width: tl.constexpr = _ENTRIES_TILE if drawn else whole  # each element's word takes registers
+    row, tile = job_of(table, jobs, _JOB)
+    out = pointer(row + 1, dtype, aligned)
+    source = pointer(row + 2, dtype, aligned)
+    size = tl.load(row + 3)
+    begin = tl.load(row + 4)
+    if aligned:
+        size = tl.multiple_of(size, 16)
+        begin = tl.multiple_of(begin, 16)
+    prepared = sums + tl.multiple_of(tl.load(row + 5), 32)
+    tile += begin // width
     from_ = tile * width - begin
-    scale = tl.cast(scale_bits, tl.float32, bitcast=True)
+    turn = turn.to(tl.uint32, bitcast=True)
+    key0 = key0.to(tl.uint32, bitcast=True)
+    key1 = key1.to(tl.uint32, bitcast=True)
     # entries that a block of words makes
     per_block: tl.constexpr = 128 if kind >= _SIGNS else 4
     blocks: tl.constexpr = width // per_block
     b = tl.arange(0, blocks)
     bit = 0
-    t0 = tl.full((blocks,), 0.0, tl.float32)
+    none = tl.full((blocks,), 0.0, tl.float32)
     if kind >= _SIGNS:  # a column per block, because threads are dealt out along rows: a block's words stay in one
         b = b[None, :]
         bit = tl.arange(0, 32)[:, None]
-        t0 = tl.full((32, blocks), 0.0, tl.float32)
+        none = tl.full((32, blocks), 0.0, tl.float32)
     block = tile * blocks + b
     offset = per_block * b + bit  # the first piece's elements
-    position = from_ + offset
-    t1, t2, t3 = t0, t0, t0
+    if kind >= _SIGNS:
+        p0 = from_ + offset
+        p1, p2, p3 = p0 + 32, p0 + 64, p0 + 96
+        in0, in1 = (p0 >= 0) & (p0 < size), (p1 >= 0) & (p1 < size)
+        in2, in3 = (p2 >= 0) & (p2 < size), (p3 >= 0) & (p3 < size)
+        v0, v1, v2, v3 = none, none, none, none
+        if dtype != TOTAL:
+            v0, v1 = read(source, p0, in0, dtype), read(source, p1, in1, dtype)
+            v2, v3 = read(source, p2, in2, dtype), read(source, p3, in3, dtype)
+    else:  # the entries of a block side by side, so that reads and writes are not scattered
+        p = from_ + 4 * b[:, None] + tl.arange(0, 4)[None, :]
+        inside = (p >= 0) & (p < size)
+        v = tl.full((blocks, 4), 0.0, tl.float32)
+        if dtype != TOTAL:
+            v = read(source, p, inside, dtype)
 
-    for u in range(tl.load(sums)):
-        unit = sums + 1 + _ROW * u
-        key0, key1, number, mass, bound = _unit(unit)
-        low = tl.load(unit + 5)
-        high = tl.load(unit + 6)
-        if kind == _TABLE:
-            w0, w1, w2, w3 = philox_words(block, number, 1, key0, key1)
-            # a table is at least as wide as a tile, and both are powers of two: the tile's columns are one run
-            column = sums + tl.multiple_of(low + ((tile * width) & (high - low - 1)), 32) + offset
-            t0 += signed(tl.load(column), w0, bit)
-            t1 += signed(tl.load(column + 32), w1, bit)
-            t2 += signed(tl.load(column + 64), w2, bit)
-            t3 += signed(tl.load(column + 96), w3, bit)
+    steps = tl.load(prepared)
+    for step in range(steps):
+        units = prepared + tl.load(prepared + 1 + 2 * step)
+        own = tl.load(prepared + 2 + 2 * step)
+        scale = tl.where(own == _NAN, scale_bits, own).to(tl.float32, bitcast=True)
+        t0, t1, t2, t3 = none, none, none, none
+        for u in range(tl.load(units)):
+            unit = units + 1 + _ROW * u
+            unit0, unit1, number, mass, bound = _unit(unit)
+            low = tl.load(unit + 5)
+            high = tl.load(unit + 6)
+            if kind == _TABLE:
+                w0, w1, w2, w3 = philox_words(block, number, 1, unit0, unit1)
+                # a table is at least as wide as a tile, and both are powers of two: the tile's columns are one run
+                column = prepared + tl.multiple_of(low + ((tile * width) & (high - low - 1)), 32) + offset
+                t0 += signed(tl.load(column), w0, bit)
+                t1 += signed(tl.load(column + 32), w1, bit)
+                t2 += signed(tl.load(column + 64), w2, bit)
+                t3 += signed(tl.load(column + 96), w3, bit)
+            else:
+                for j in range(low, high, 2):
+                    k = tl.load(prepared + j).to(tl.uint32, bitcast=True)
+                    coefficient = tl.load(prepared + j + 1).to(tl.float32, bitcast=True)
+                    if kind == _SIGNS:
+                        w0, w1, w2, w3 = philox_words(block, k, 0, unit0, unit1)
+                        t0 += signed(coefficient, w0, bit)
+                        t1 += signed(coefficient, w1, bit)
+                        t2 += signed(coefficient, w2, bit)
+                        t3 += signed(coefficient, w3, bit)
+                    else:
+                        e0, e1, e2, e3 = _drawn(block, k, unit0, unit1, mass, bound, kind)
+                        t0 += coefficient * e0
+                        t1 += coefficient * e1
+                        t2 += coefficient * e2
+                        t3 += coefficient * e3
+        if kind >= _SIGNS:
+            v0 = moved(v0, t0, scale, begin + p0, turn, key0, key1, dtype, drawn)
+            v1 = moved(v1, t1, scale, begin + p1, turn, key0, key1, dtype, drawn)
+            v2 = moved(v2, t2, scale, begin + p2, turn, key0, key1, dtype, drawn)
+            v3 = moved(v3, t3, scale, begin + p3, turn, key0, key1, dtype, drawn)
         else:
-            for j in range(low, high, 2):
-                k = tl.load(sums + j).to(tl.uint32, bitcast=True)
-                coefficient = tl.load(sums + j + 1).to(tl.float32, bitcast=True)
-                if kind == _SIGNS:
-                    w0, w1, w2, w3 = philox_words(block, k, 0, key0, key1)
-                    t0 += signed(coefficient, w0, bit)
-                    t1 += signed(coefficient, w1, bit)
-                    t2 += signed(coefficient, w2, bit)
-                    t3 += signed(coefficient, w3, bit)
-                else:
-                    e0, e1, e2, e3 = _drawn(block, k, key0, key1, mass, bound, kind)
-                    t0 += coefficient * e0
-                    t1 += coefficient * e1
-                    t2 += coefficient * e2
-                    t3 += coefficient * e3
+            total = tl.reshape(tl.join(tl.join(t0, t2), tl.join(t1, t3)), (blocks, 4))
+            v = moved(v, total, scale, begin + p, turn, key0, key1, dtype, drawn)
 
     if kind >= _SIGNS:
-        _finish(out, source, position, size, t0, scale, dtype)
-        _finish(out, source, position + 32, size, t1, scale, dtype)
-        _finish(out, source, position + 64, size, t2, scale, dtype)
-        _finish(out, source, position + 96, size, t3, scale, dtype)
-    else:  # the entries of a block side by side, so that reads and writes are not scattered
-        total = tl.reshape(tl.join(tl.join(t0, t2), tl.join(t1, t3)), (blocks, 4))
-        p = from_ + 4 * b[:, None] + tl.arange(0, 4)[None, :]
-        _finish(out, source, p, size, total, scale, dtype)
+        write(out, p0, in0, v0, dtype)
+        write(out, p1, in1, v1, dtype)
+        write(out, p2, in2, v2, dtype)
+        write(out, p3, in3, v3, dtype)
+    else:
+        write(out, p, inside, v, dtype)
 
 
-@triton.jit(do_not_specialize=["scale_bits", "size"])
-def _add_all(out, source, sums, scale_bits, size, DTYPE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sums that are there already, added to weights."""
-    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    total = tl.load(sums + at, mask=at < size, other=0.0)
-    _finish(out, source, at, size, total, tl.cast(scale_bits, tl.float32, bitcast=True), DTYPE)
+@triton.jit(do_not_specialize=["turn", "key0", "key1", "size"])
+def _draw(out, values, turn, key0, key1, size, start, DTYPE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Values, rounded up or down by the words of elements start, start + 1, ..."""
+    p = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    turn = turn.to(tl.uint32, bitcast=True)
+    key0 = key0.to(tl.uint32, bitcast=True)
+    key1 = key1.to(tl.uint32, bitcast=True)
+    word = _word_of(p + start, turn, key0, key1)
+    value = tl.load(values + p, mask=p < size, other=0.0)
+    write(out, p, p < size, _rounded(value, word, DTYPE, True), DTYPE)
 
 
 # -- inner products ------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _lane_sums(sums, x, unit, start, size, count, KIND: tl.constexpr, DIRECTIONS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """sums[chunk, lane, j] = one chunk's products with the unit's j-th direction, added up lane by lane.
-
-    A thread has a direction of its own and all lanes of it; x[0] is element `start` of the vector.
-    """
-    c = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * DIRECTIONS + tl.arange(0, DIRECTIONS)[None, :]
-    key0, key1, first, mass, bound = _unit(unit)
-    k = j.to(tl.uint32) + first
-    chunk = tl.cast(start, tl.int64) // _CHUNK + c
-    from_ = chunk * _CHUNK - start  # the chunk's beginning in x
-    to = sums + (c * _LANES) * count + j
-    inside = j < count
-    # outside x there is nothing to add: rows begin and end where x does
-    lo = tl.maximum(-from_, 0)
-    hi = tl.minimum(size - from_, _CHUNK)
-    if KIND == _SIGNS:
-        lane = tl.arange(0, 32)[:, None]
-        total = tl.full((32, DIRECTIONS), 0.0, tl.float32)
-        for row in range(lo // 128, (hi + 127) // 128):
-            w0, w1, w2, w3 = philox_words(chunk * (_CHUNK // 128) + row, k, 0, key0, key1)
-            x0, x1, x2, x3 = _four(x, from_ + 128 * row + lane, 32, size)
-            total += signed(x0, w0, lane)
-            total += signed(x1, w1, lane)
-            total += signed(x2, w2, lane)
-            total += signed(x3, w3, lane)
-        tl.store(to + lane.to(tl.int64) * count, total, mask=inside)
-    else:
-        b = tl.arange(0, 8)[:, None]
-        t0 = tl.full((8, DIRECTIONS), 0.0, tl.float32)
-        t1, t2, t3 = t0, t0, t0
-        for row in range(lo // 32, (hi + 31) // 32):
-            block = chunk * (_CHUNK // 4) + 8 * row + b
-            e0, e1, e2, e3 = _drawn(block, k, key0, key1, mass, bound, KIND)
-            x0, x1, x2, x3 = _four(x, from_ + 32 * row + 4 * b, 1, size)
-            t0 += e0 * x0
-            t1 += e1 * x1
-            t2 += e2 * x2
-            t3 += e3 * x3
-        lane = 4 * b.to(tl.int64)
-        tl.store(to + lane * count, t0, mask=inside)
-        tl.store(to + (lane + 1) * count, t1, mask=inside)
-        tl.store(to + (lane + 2) * count, t2, mask=inside)
-        tl.store(to + (lane + 3) * count, t3, mask=inside)
-
-
-@triton.jit(do_not_specialize=["skipped", "chunks"])
-def _span_sums(out, sums, skipped, chunks, count, DIRECTIONS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[span, j] = the span's lanes of `_lane_sums`, chunk by chunk; the first span lacks `skipped` chunks."""
-    s = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * DIRECTIONS + tl.arange(0, DIRECTIONS)
-    inside = j < count
-    per_span: tl.constexpr = _SPAN // _CHUNK
-    total = tl.full((DIRECTIONS,), 0.0, tl.float64)
-    for c in range(tl.maximum(s * per_span - skipped, 0), tl.minimum((s + 1) * per_span - skipped, chunks)):
-        row = sums + c * _LANES * count + j
-        chunk = tl.full((DIRECTIONS,), 0.0, tl.float64)
-        for _ in tl.static_range(_LANES):
-            chunk += tl.load(row, mask=inside, other=0.0).to(tl.float64)
-            row += count
-        total += chunk
-    tl.store(out + s * count + j, total, mask=inside)
+def _run_of(row, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A run's operands, its size, and the index of its first element."""
+    return pointer(row + 1, A, False), pointer(row + 2, B, False), tl.load(row + 3), tl.load(row + 4)
 
 
 @triton.jit
-def _fold(sums, x, unit, start, size, width, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """sums[span, j] = sum of D[i] x[i] over the span's elements i with i mod width = j, in order."""
-    s = tl.program_id(1).to(tl.int64)
-    key0, key1, number, _, _ = _unit(unit)
-    span = tl.cast(start, tl.int64) // _SPAN + s
-    from_ = span * _SPAN - start  # the span's beginning in x
+def _difference(a, b, p, size, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """a[p] - b[p] in single precision, or a[p] where there is no b; 0 outside of the run."""
+    inside = (p >= 0) & (p < size)
+    x = read(a, p, inside, A)
+    if B != TOTAL:
+        x -= read(b, p, inside, B)
+    return x
+
+
+@triton.jit
+def _four(a, b, p, step, size, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Elements p, p + step, p + 2 step and p + 3 step of a difference."""
+    x0, x1 = _difference(a, b, p, size, A, B), _difference(a, b, p + step, size, A, B)
+    x2, x3 = _difference(a, b, p + 2 * step, size, A, B), _difference(a, b, p + 3 * step, size, A, B)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def _lane(lanes, at, i):  # type: ignore[no-untyped-def]
+    """Row i of `lanes` in double precision. All else is zero in this sum, so that its order is none."""
+    return tl.sum(tl.where(at == i, lanes, 0.0), axis=0).to(tl.float64)
+
+
+@triton.jit(do_not_specialize=["jobs", "split"])
+def _products(table, units, sums, jobs, split, HOW: tl.constexpr, DIRECTIONS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Products of a part of a run that lies in one span with directions: of each chunk (`split`), or added up.
+
+    a thread has a direction of its own and all lanes of it. `HOW`: kind + 4 dtype of a + 32 dtype of b.
+    """
+    kind: tl.constexpr = HOW % 4
+    of_a: tl.constexpr = HOW // 4 % 8
+    of_b: tl.constexpr = HOW // 32
+    row, mine = job_of(table, jobs, _RUN)
+    a, b, size, start = _run_of(row, of_a, of_b)
+    count = tl.load(row + 8)
+    tiles = (count + DIRECTIONS - 1) // DIRECTIONS
+    c = mine // tiles
+    j = (mine % tiles) * DIRECTIONS + tl.arange(0, DIRECTIONS)
+    key0, key1, first, mass, bound = _unit(units + tl.load(row + 7))
+    k = (j.to(tl.uint32) + first)[None, :]
+    begin = tl.load(row + 5) + c
+    total = tl.full((DIRECTIONS,), 0.0, tl.float64)
+    for i in range(tl.where(split != 0, 1, tl.load(row + 6))):
+        chunk = begin + i
+        from_ = chunk * _CHUNK - start  # the chunk's beginning in the run
+        # outside of the run there is nothing to add: rows begin and end where it does
+        lo = tl.maximum(-from_, 0)
+        hi = tl.minimum(size - from_, _CHUNK)
+        chunk_total = tl.full((DIRECTIONS,), 0.0, tl.float64)
+        if kind == _SIGNS:
+            lane = tl.arange(0, 32)[:, None]
+            lanes = tl.full((32, DIRECTIONS), 0.0, tl.float32)
+            for r in range(lo // 128, (hi + 127) // 128):
+                w0, w1, w2, w3 = philox_words(chunk * (_CHUNK // 128) + r, k, 0, key0, key1)
+                x0, x1, x2, x3 = _four(a, b, from_ + 128 * r + lane, 32, size, of_a, of_b)
+                lanes += signed(x0, w0, lane)
+                lanes += signed(x1, w1, lane)
+                lanes += signed(x2, w2, lane)
+                lanes += signed(x3, w3, lane)
+            for at in tl.static_range(_LANES):
+                chunk_total += _lane(lanes, lane, at)
+        else:
+            four = tl.arange(0, 8)[:, None]
+            t0 = tl.full((8, DIRECTIONS), 0.0, tl.float32)
+            t1, t2, t3 = t0, t0, t0
+            for r in range(lo // 32, (hi + 31) // 32):
+                block = chunk * (_CHUNK // 4) + 8 * r + four
+                e0, e1, e2, e3 = _drawn(block, k, key0, key1, mass, bound, kind)
+                x0, x1, x2, x3 = _four(a, b, from_ + 32 * r + 4 * four, 1, size, of_a, of_b)
+                t0 += e0 * x0
+                t1 += e1 * x1
+                t2 += e2 * x2
+                t3 += e3 * x3
+            for at in tl.static_range(8):
+                chunk_total += _lane(t0, four, at)
+                chunk_total += _lane(t1, four, at)
+                chunk_total += _lane(t2, four, at)
+                chunk_total += _lane(t3, four, at)
+        total += chunk_total
+    tl.store(sums + tl.load(row + 9) + c * count + j, total, mask=j < count)
+
+
+@triton.jit(do_not_specialize=["jobs"])
+def _squares(table, units, sums, jobs, HOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The squares of a chunk of a run, added up in double precision. `HOW`: that of `_products`."""
+    row, c = job_of(table, jobs, _RUN)
+    a, b, size, start = _run_of(row, HOW // 4 % 8, HOW // 32)
+    p = (tl.load(row + 5) + c) * CHUNK - start + tl.arange(0, CHUNK)
+    x = _difference(a, b, p, size, HOW // 4 % 8, HOW // 32).to(tl.float64)
+    tl.store(sums + tl.load(row + 9) + c, tl.sum(x * x, axis=0))
+
+
+@triton.jit(do_not_specialize=["jobs"])
+def _fold(table, units, sums, jobs, A: tl.constexpr, B: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """sums[j] = sum of D[i] x[i] over the elements of a run in one span with i mod width = j, in order."""
+    row, mine = job_of(table, jobs, _RUN)
+    a, b, size, start = _run_of(row, A, B)
+    width = tl.load(row + 8)
+    key0, key1, number, _, _ = _unit(units + tl.load(row + 7))
+    begin = tl.load(row + 5) * _CHUNK // _SPAN * _SPAN  # the span's first element
+    from_ = begin - start
     blocks: tl.constexpr = COLUMNS // 128
-    b = tl.arange(0, blocks)[None, :]
+    eighth = tl.arange(0, blocks)[None, :]
     bit = tl.arange(0, 32)[:, None]
-    column = tl.program_id(0) * COLUMNS + 128 * b + bit
-    block = (span * _SPAN + tl.program_id(0) * COLUMNS) // 128 + b
+    column = mine * COLUMNS + 128 * eighth + bit
+    block = (begin + mine * COLUMNS) // 128 + eighth
     t0 = tl.full((32, blocks), 0.0, tl.float32)
     t1, t2, t3 = t0, t0, t0
     lo = tl.maximum(-from_, 0)
     hi = tl.minimum(size - from_, _SPAN)
-    for row in range(lo // width, (hi + width - 1) // width):
-        w0, w1, w2, w3 = philox_words(block + row * (width // 128), number, 1, key0, key1)
-        x0, x1, x2, x3 = _four(x, from_ + row * width + column, 32, size)
+    for r in range(lo // width, (hi + width - 1) // width):
+        w0, w1, w2, w3 = philox_words(block + r * (width // 128), number, 1, key0, key1)
+        x0, x1, x2, x3 = _four(a, b, from_ + r * width + column, 32, size, A, B)
         t0 += signed(x0, w0, bit)
         t1 += signed(x1, w1, bit)
         t2 += signed(x2, w2, bit)
         t3 += signed(x3, w3, bit)
-    to = sums + s * width + column
-    tl.store(to, t0)
-    tl.store(to + 32, t1)
-    tl.store(to + 64, t2)
-    tl.store(to + 96, t3)
+    to = sums + tl.load(row + 9) + column
+    tl.store(to, t0.to(tl.float64))
+    tl.store(to + 32, t1.to(tl.float64))
+    tl.store(to + 64, t2.to(tl.float64))
+    tl.store(to + 96, t3.to(tl.float64))
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _add_rows(out, sums, rows, count, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out += the rows of `sums`, one after the other in double precision."""
-    j = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+@triton.jit(do_not_specialize=["jobs"])
+def _add_rows(table, sums, out, jobs, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """out += the rows of `sums`, one after the other in double precision, for each job of a table."""
+    row, tile = job_of(table, jobs, _SUM)
+    count = tl.load(row + 3)
+    j = tile * COLUMNS + tl.arange(0, COLUMNS)
     inside = j < count
-    total = tl.load(out + j, mask=inside, other=0.0)
-    for row in range(rows):
-        total += tl.load(sums + row * count + j, mask=inside, other=0.0).to(tl.float64)
-    tl.store(out + j, total, mask=inside)
+    at = sums + tl.load(row + 1) + j
+    to = out + tl.load(row + 4) + j
+    total = tl.load(to, mask=inside, other=0.0)
+    for _ in range(tl.load(row + 2)):
+        total += tl.load(at, mask=inside, other=0.0)
+        at += count
+    tl.store(to, total, mask=inside)
 
 
 # -- the host's side -----------------------------------------------------------------------------------------------
@@ -415,24 +567,30 @@ def int_bits(value: Any, dtype: Any = np.float32) -> int:
 
 
 class Prepared:
-    """Parts as the kernels take them; copied to a device when they are first used there, and kept.
+    """The sums of one step or more as the kernels take them; copied to a device when first used there, and kept.
 
     Args:
         kind: of all parts.
-        numbers: 32-bit numbers: how many units there are, `_ROW` numbers for each, and, from a multiple of 32 on,
-            coefficients (pairs of a direction's index and its coefficient's bits) or tables, one after the other.
+        numbers: 32-bit numbers: how many steps there are; where the units of each begin, and its scale's bits; units of
+            each, after their number; and, from a multiple of 32 on, coefficients (pairs of a direction's index and its
+            coefficient's bits) or tables, one after the other. Their count is a multiple of 32.
     """
 
     def __init__(self, kind: int, numbers: NDArray[np.int32]) -> None:
         self.kind = kind
-        self._numbers = torch.from_numpy(numbers)
+        self.numbers = numbers
         self._on: dict[torch.device, torch.Tensor] = {}
 
     def on(self, device: torch.device) -> torch.Tensor:
         """The numbers on a device."""
         if device not in self._on:
-            self._on[device] = self._numbers.to(device)
+            self._on[device] = sent(self.numbers, device)
         return self._on[device]
+
+
+def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array as a tensor on a device; a copy that nobody waits for."""
+    return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def _about(spec: Spec, number: int, length: int) -> list[int]:
@@ -444,8 +602,35 @@ def _about(spec: Spec, number: int, length: int) -> list[int]:
 
 def prepare(parts: Sequence[Part], length: int) -> Prepared:
     """Prepares a sum of directions of one kind, in a block of `length` elements, for `combine` and `move`."""
-    kind = _KINDS[parts[0].spec.name if parts else "rademacher"]
-    units: list[tuple[list[int], NDArray[np.int32]]] = []  # what `_unit` reads, payload
+    return prepare_steps([(parts, np.nan)], length)  # `move` says the scale
+
+
+def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Prepared:
+    """Prepares (parts of one kind, scale) of each step in a block of `length` elements, for `move_steps`."""
+    kind = _KINDS[next((part.spec.name for parts, _ in steps for part in parts), "rademacher")]
+    units = [_units(kind, parts, length) for parts, _ in steps]
+    head, at = [len(steps)], 1 + 2 * len(steps)
+    for own, (_, scale) in zip(units, steps, strict=True):
+        head += [at, int_bits(scale)]
+        at += 1 + _ROW.value * len(own)
+    position = -(-at // 32) * 32
+    payloads = []
+    for own in units:
+        head.append(len(own))
+        for about, payload in own:
+            head += [*about, position, position + len(payload)]
+            position += len(payload)
+            payloads.append(payload)
+    numbers = np.zeros(-(-position // 32) * 32, dtype=np.int32)
+    numbers[: len(head)] = head
+    if payloads:
+        numbers[-(-at // 32) * 32 : position] = np.concatenate(payloads)
+    return Prepared(kind, numbers)
+
+
+def _units(kind: int, parts: Sequence[Part], length: int) -> list[tuple[list[int], NDArray[np.int32]]]:
+    """What `_unit` reads and the payload, for each unit of a sum."""
+    units = []
     for spec, first, coefficients in parts:
         if spec.name == "hadamard":
             for number, table in reference.hadamard_tables(spec.tile, first, coefficients):
@@ -458,121 +643,225 @@ def prepare(parts: Sequence[Part], length: int) -> Prepared:
             pairs = np.stack([(used + first).astype(np.uint32).view(np.int32), values[used].view(np.int32)], axis=1)
             if len(used):
                 units.append((_about(spec, 0, length), pairs.reshape(-1)))
-    position = -(-(1 + _ROW.value * len(units)) // 32) * 32
-    head = [len(units)]
-    for about, payload in units:
-        head += [*about, position, position + len(payload)]
-        position += len(payload)
-    padded = np.array(head + [0] * (-len(head) % 32), dtype=np.int32)
-    return Prepared(kind, np.concatenate([padded, *(payload for _, payload in units)]))
+    return units
 
 
-def _run(out: torch.Tensor, source: torch.Tensor, dtype: int, prepared: Prepared, scale: float, start: int) -> None:
-    """Launches `_add_up`."""
-    if not (size := len(out)):
-        return
-    if not (out.is_contiguous() and source.is_contiguous()):
-        raise ValueError("Triton's kernels need contiguous tensors")
-    tile, sums = _TILE[prepared.kind], prepared.on(out.device)
-    grid = -(-(start + size) // tile) - start // tile
-    launch(_add_up, (grid,), out, source, sums, int_bits(scale), size, start, HOW=prepared.kind + 4 * dtype)
+def table_of(rows: Sequence[Sequence[int]], programs: Sequence[int], device: torch.device) -> tuple[torch.Tensor, int]:
+    """A table of jobs, each row after the number of its first program, on a device; and how many programs there are."""
+    ends = np.cumsum(programs, dtype=np.int64)
+    table = np.concatenate([(ends - programs)[:, None], np.array(rows, dtype=np.int64)], axis=1)
+    return sent(table, device), int(ends[-1])
 
 
-def _stored(tensor: torch.Tensor) -> torch.Tensor:
-    """16-bit weights as their bits."""
-    return tensor if tensor.dtype == torch.float32 else tensor.view(torch.int16)
+def joined(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], dict[int, int]]:
+    """Different arrays one after the other; and where each begins, by its id."""
+    each = {id(array): array for array in arrays}
+    ends = accumulate(map(len, each.values()))
+    at = {name: end - len(array) for (name, array), end in zip(each.items(), ends, strict=True)}
+    return np.concatenate(list(each.values())), at
+
+
+def move_all(jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None = None) -> None:
+    """`move` for each job, one launch for all of a dtype and kind; "total" for a dtype: the sum itself, in float32.
+
+    Args:
+        jobs: what to move; tensors are contiguous.
+        scale: multiplies sums of one step; those of several have scales of their own.
+        rounding: round stochastically, by these seed and step of the shared stream; None: to nearest.
+
+    Raises:
+        ValueError: a tensor has gaps in memory.
+    """
+    groups: dict[tuple[torch.device, str, int], list[Job]] = {}
+    for job in jobs:
+        if not (job.out.is_contiguous() and job.source.is_contiguous()):
+            raise ValueError("Triton's kernels need contiguous tensors")
+        if len(job.out):
+            groups.setdefault((job.out.device, job.dtype, job.prepared.kind), []).append(job)
+    for (device, dtype, kind), own in groups.items():
+        one = own[0].prepared
+        if all(job.prepared is one for job in own):
+            numbers, at = one.on(device), {id(one.numbers): 0}
+        else:
+            together, at = joined([job.prepared.numbers for job in own])
+            numbers = sent(together, device)
+        rows = [
+            (job.out.data_ptr(), job.source.data_ptr(), len(job.out), job.start, at[id(job.prepared.numbers)])
+            for job in own
+        ]
+        tile = _TILE[kind] if rounding is None else _ENTRIES_TILE.value
+        table, programs = table_of(rows, [-(-(row[3] + row[2]) // tile) - row[3] // tile for row in rows], device)
+        aligned = all(number % 16 == 0 for row in rows for number in row[:4])
+        launch(
+            _add_up, (programs,), table, numbers, len(own), int_bits(scale), *rounding_words(rounding),
+            HOW=kind + 4 * DTYPES[dtype] + 32 * (rounding is not None) + 64 * aligned,
+        )  # fmt: skip
+
+
+def rounding_words(rounding: tuple[int, int] | None) -> list[int]:
+    """The step and the key's words that numbers are rounded by."""
+    seed, step = rounding or (0, 0)
+    return [int_bits(word, np.uint32) for word in (step, *split_seed(seed))]
+
+
+def empty(count: int) -> torch.Tensor:
+    """Memory for `count` numbers in single precision, on the GPU if there is one."""
+    return torch.empty(count, dtype=torch.float32, device=default_device())
 
 
 def combine(prepared: Prepared, start: int, stop: int) -> torch.Tensor:
     """The sum of all parts over elements start..stop, on the GPU if there is one."""
-    out = torch.empty(stop - start, dtype=torch.float32, device=default_device())
-    _run(out, out, _TOTAL.value, prepared, 1.0, start)
+    out = empty(stop - start)
+    move_all([Job(out, out, "total", prepared, start)], 1.0)
     return out
 
 
 def move(out: torch.Tensor, source: torch.Tensor, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
     """out = round(source + scale * sum), where source holds elements start, start + 1, ..., on the same device."""
-    _run(_stored(out), _stored(source), _DTYPES[dtype], prepared, scale, start)
+    move_all([Job(out, source, dtype, prepared, start)], scale)
 
 
-def add_sums(out: torch.Tensor, source: torch.Tensor, dtype: str, sums: torch.Tensor, scale: float) -> None:
-    """out = round(source + scale * sums), where the sums over directions are there already."""
+def draw(out: torch.Tensor, values: torch.Tensor, dtype: str, rounding: tuple[int, int], start: int) -> None:
+    """out = values rounded up or down, by the random words of elements start, start + 1, ..."""
     if len(out):
-        on = _stored(out), _stored(source).contiguous(), sums.contiguous()
-        launch(_add_all, (-(-len(out) // 1024),), *on, int_bits(scale), len(out), DTYPE=_DTYPES[dtype], TILE=1024)
+        on, words = (out.view(torch.int16), values.contiguous()), rounding_words(rounding)
+        launch(_draw, (-(-len(out) // 1024),), *on, *words, len(out), start, DTYPE=DTYPES[dtype], TILE=1024)
 
 
 def project_sums(
     spec: Spec, first: int, count: int, x: torch.Tensor | NDArray[Any], start: int, length: int
-) -> NDArray[np.float64]:
-    """Returns the part of a projection that adds up over runs of elements (see the reference)."""
+) -> torch.Tensor:
+    """Returns the part of a projection that adds up over runs of elements (see the reference), where x is."""
     if not isinstance(x, torch.Tensor):
         x = torch.from_numpy(np.require(x, dtype=np.float32, requirements=["C", "W"]))
-    x = x.detach().reshape(-1)
     device = x.device if x.is_cuda else default_device()
-    if spec.name != "hadamard":
-        return _products(spec, first, count, x, start, length, device)
-    numbers = range(first // spec.tile, -(-(first + count) // spec.tile))
-    return np.concatenate([_folded(spec, number, x, start, length, device) for number in numbers] or [np.zeros(0)])
+    run = Operand(x.detach().reshape(-1).to(device).contiguous(), None, start, 0, count, length)
+    return _projected(spec, first, [run])[0]
 
 
-def _products(
-    spec: Spec, first: int, count: int, x: torch.Tensor, start: int, length: int, device: torch.device
-) -> NDArray[np.float64]:
-    """Inner products with directions of an unstructured basis."""
-    result = torch.zeros(count, dtype=torch.float64, device=device)
-    group = max(1, min(count, _GROUP))
-    per_span = entries.SPAN // entries.CHUNK
-    tile = min(_DIRECTIONS, 1 << (group - 1).bit_length())
-    warps = max(1, tile // 32)
-    for piece, at, spans in _waves(x, start, SCRATCH // (per_span * entries.LANES * group), device):
-        skipped = at % entries.SPAN // entries.CHUNK
-        chunks = -(-(at + len(piece)) // entries.CHUNK) - at // entries.CHUNK
-        lanes = torch.empty(chunks * entries.LANES * group, dtype=torch.float32, device=device)
-        for j in range(0, count, group):
-            n = min(group, count - j)
-            grid = -(-n // tile)
-            unit = _unit_on(device, spec, first + j, length)
-            sums = torch.empty(spans, n, dtype=torch.float64, device=device)
-            launch(
-                _lane_sums, (chunks, grid), lanes, piece, unit, at, len(piece), n,
-                KIND=_KINDS[spec.name], DIRECTIONS=tile, warps=warps,
-            )  # fmt: skip
-            launch(_span_sums, (spans, grid), sums, lanes, skipped, chunks, n, DIRECTIONS=tile, warps=warps)
-            _add_in_order(result[j : j + n], sums)
-    return result.cpu().numpy()
+def project_all(spec: Spec, first: int, runs: Sequence[Operand]) -> dict[int, NDArray[np.float64]]:
+    """Returns `project_sums` of all runs of each block, added up in order; `SQUARES`: of each block's squares.
+
+    Args:
+        spec: the basis.
+        first: index of the first direction.
+        runs: at least one; contiguous tensors on one device.
+
+    Returns:
+        By block: float64, on the host, which waits once.
+    """
+    result, parts = _projected(spec, first, runs)
+    found = result.cpu().numpy()
+    return {block: found[part] for block, part in parts.items()}
 
 
-def _folded(
-    spec: Spec, number: int, x: torch.Tensor, start: int, length: int, device: torch.device
-) -> NDArray[np.float64]:
-    """D * x folded into B sums."""
-    width = max(spec.tile, entries.CHUNK)
-    unit = _unit_on(device, spec, number, length)
-    result = torch.zeros(width, dtype=torch.float64, device=device)
-    for piece, at, spans in _waves(x, start, SCRATCH // width, device):
-        sums = torch.empty(spans, width, dtype=torch.float32, device=device)
-        launch(_fold, (width // _COLUMNS, spans), sums, piece, unit, at, len(piece), width, COLUMNS=_COLUMNS)
-        _add_in_order(result, sums)
-    return reference.fold_columns(result.cpu().numpy(), spec.tile)
+def _projected(spec: Spec, first: int, runs: Sequence[Operand]) -> tuple[torch.Tensor, dict[int, slice]]:
+    """Returns the sums of all blocks, one after the other, and where those of each are."""
+    folds, size = spec.name == "hadamard", 0
+    units: list[int] = []
+    by_block: dict[int, list[Operand]] = {}
+    for run in runs:
+        by_block.setdefault(run.block, []).append(run)
+    work, parts = [], {}
+    for block, own in by_block.items():
+        count, begin = own[0].directions, size
+        for number in range(first // spec.tile, -(-(first + count) // spec.tile)) if folds else [first]:
+            target = _Target(len(units), max(spec.tile, entries.CHUNK) if folds else count, size)
+            units += _about(spec, number, own[0].length)
+            size += spec.tile if folds else count
+            work += [(target, run) for run in own if len(run.a) and target.width]
+        parts[block] = slice(begin, size)
+    device = runs[0].a.device
+    result = torch.zeros(size, dtype=torch.float64, device=device)
+    numbers = sent(np.array(units or [0], dtype=np.int32), device)
+    chunks = sum(target.width * (len(run.a) // entries.CHUNK + 2) for target, run in work)
+    split, wave, held = not folds and (chunks <= SCRATCH or spec == SQUARES), [], 0
+    for target, run in work:
+        wave.append((target, run))
+        held += target.width * (len(run.a) // entries.SPAN + 2)
+        if held > SCRATCH:
+            _project_wave(spec, wave, numbers, split, result)
+            wave, held = [], 0
+    _project_wave(spec, wave, numbers, split, result)
+    return result, parts
 
 
-def _unit_on(device: torch.device, spec: Spec, number: int, length: int) -> torch.Tensor:
-    """A unit on a device; a copy that nobody waits for."""
-    return torch.tensor(_about(spec, number, length), dtype=torch.int32).to(device, non_blocking=True)
+def _project_wave(
+    spec: Spec, wave: Sequence[tuple[_Target, Operand]], units: torch.Tensor, split: bool, result: torch.Tensor
+) -> None:
+    """Adds products of runs to `result`: of their parts in each span, if `split` of each chunk, and then added up."""
+    if not wave:
+        return
+    folds, device = spec.name == "hadamard", result.device
+    tile = min(_DIRECTIONS, 1 << (max(target.width for target, _ in wave) - 1).bit_length())
+    products: dict[tuple[int, int], tuple[list[tuple[int, ...]], list[int]]] = {}  # by dtypes: rows, programs
+    chunks_up, spans_up, folded, runs_up = _Sums(), _Sums(), _Sums(), _Sums()
+    for target, run in wave:
+        other = 0 if run.b is None else run.b.data_ptr()
+        dtypes = DTYPES[_dtype(run.a)], 0 if run.b is None else DTYPES[_dtype(run.b)]
+        rows, programs = products.setdefault(dtypes, ([], []))
+        at, stop, spans = run.start, run.start + len(run.a), 0
+        while at < stop:
+            end = min(stop, (at // entries.SPAN + 1) * entries.SPAN)
+            chunks = -(-end // entries.CHUNK) - at // entries.CHUNK
+            to = chunks_up.add(chunks, target.width) if split else spans_up.held + spans * target.width
+            rows.append((run.a.data_ptr(), other, len(run.a), run.start, at // entries.CHUNK, chunks, *target[:2], to))
+            parts = chunks if split else 1
+            programs.append(target.width // _COLUMNS if folds else parts * -(-target.width // tile))
+            at, spans = end, spans + 1
+        spans_up.add(spans, target.width)
+        if folds:  # small tables lie side by side
+            folded.add(target.width // spec.tile, spec.tile)
+        runs_up.add_to(target.to, spec.tile if folds else target.width)
+    sums = torch.empty(chunks_up.held if split else spans_up.held, dtype=torch.float64, device=device)
+    for (a, b), (rows, programs) in products.items():
+        table, grid = table_of(rows, programs, device)
+        on = table, units, sums, len(rows)
+        if folds:
+            launch(_fold, (grid,), *on, A=a, B=b, COLUMNS=_COLUMNS)
+        elif spec == SQUARES:
+            launch(_squares, (grid,), *on, HOW=4 * a + 32 * b, CHUNK=entries.CHUNK)
+        else:
+            how = _KINDS[spec.name] + 4 * a + 32 * b
+            launch(_products, (grid,), *on, int(split), HOW=how, DIRECTIONS=tile, warps=max(1, tile // 32))
+    for stage in (chunks_up, spans_up, folded):
+        sums = stage.carried_out(sums)
+    runs_up.carried_out(sums, result)
 
 
-def _waves(x: torch.Tensor, start: int, spans: int, device: torch.device) -> Iterator[tuple[torch.Tensor, int, int]]:
-    """x in pieces of at most `spans` spans: (piece on the device, index of its first element, its spans)."""
-    stop = start + len(x)
-    at = start
-    while at < stop:
-        span = at // entries.SPAN
-        end = min(stop, (span + max(1, spans)) * entries.SPAN)
-        yield x[at - start : end - start].to(device, torch.float32).contiguous(), at, -(-end // entries.SPAN) - span
-        at = end
+class _Sums:
+    """Rows of numbers, one after the other, that are added up to one each."""
+
+    def __init__(self) -> None:
+        self.held = 0  # numbers
+        self._jobs: list[list[int]] = []  # first number, rows, their width, where the sum goes
+        self._made = 0
+
+    def add(self, rows: int, width: int) -> int:
+        """Takes the next rows; returns where they begin."""
+        begin = self.held
+        self._jobs.append([begin, rows, width, self._made])
+        self.held, self._made = begin + rows * width, self._made + width
+        return begin
+
+    def add_to(self, to: int, width: int) -> None:
+        """Takes one more row of the sum that goes to a place."""
+        if self._jobs and self._jobs[-1][3] == to:
+            self._jobs[-1][1] += 1
+        else:
+            self._jobs.append([self.held, 1, width, to])
+        self.held += width
+
+    def carried_out(self, sums: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The sums, one after the other, or added to `out`; `sums` itself where there is nothing to add up."""
+        if not self._jobs or (out is None and all(rows == 1 for _, rows, *_ in self._jobs)):
+            return sums
+        if out is None:
+            out = torch.zeros(self._made, dtype=torch.float64, device=sums.device)
+        table, programs = table_of(self._jobs, [-(-width // 128) for _, _, width, _ in self._jobs], sums.device)
+        launch(_add_rows, (programs,), table, sums, out, len(self._jobs), COLUMNS=128)
+        return out
 
 
-def _add_in_order(out: torch.Tensor, sums: torch.Tensor) -> None:
-    """out += the rows of `sums`, in order."""
-    launch(_add_rows, (-(-sums.shape[1] // 128),), out, sums, sums.shape[0], sums.shape[1], COLUMNS=128)
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
