@@ -191,7 +191,8 @@ def can_stand_in(model: torch.nn.Module, vector: Vector) -> bool:
         any(isinstance(module, _SHORT_CUTS) for module in model.modules())
         or torch.is_grad_enabled()
         or torch.is_inference_mode_enabled()
-        or any(torch.is_autocast_enabled(device.type) for device in vector.devices)
+        or torch.is_autocast_enabled("cpu")
+        or torch.is_autocast_enabled("cuda")
     ):
         return False
     if all(p.is_cpu for p in vector.parameters):
