@@ -64,12 +64,12 @@ class Kernels:
 
     def combine(self, prepared: Any, start: int, stop: int) -> Any:
         """The sum over elements start..stop."""
-        if not isinstance(prepared, Sum):
-            return self._flat.combine(prepared, start, stop)
         if self.TENSORS:
             out = self._flat.empty(stop - start)
             self.move_all([Job(out, out, "total", prepared, start)], 1.0)
             return out
+        if not isinstance(prepared, Sum):
+            return self._flat.combine(prepared, start, stop)
         parts = []
         for run in prepared.matrices.cut(start, stop):
             if not run.matrix.columns:

@@ -709,18 +709,6 @@ def empty(count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.float32, device=default_device())
 
 
-def combine(prepared: Prepared, start: int, stop: int) -> torch.Tensor:
-    """The sum of all parts over elements start..stop, on the GPU if there is one."""
-    out = empty(stop - start)
-    move_all([Job(out, out, "total", prepared, start)], 1.0)
-    return out
-
-
-def move(out: torch.Tensor, source: torch.Tensor, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
-    """out = round(source + scale * sum), where source holds elements start, start + 1, ..., on the same device."""
-    move_all([Job(out, source, dtype, prepared, start)], scale)
-
-
 def draw(out: torch.Tensor, values: torch.Tensor, dtype: str, rounding: tuple[int, int], start: int) -> None:
     """out = values rounded up or down, by the random words of elements start, start + 1, ..."""
     if len(out):
@@ -797,15 +785,15 @@ def _project_wave(
     products: dict[tuple[int, int], tuple[list[tuple[int, ...]], list[int]]] = {}  # by dtypes: rows, programs
     chunks_up, spans_up, folded, runs_up = _Sums(), _Sums(), _Sums(), _Sums()
     for target, run in wave:
-        other = 0 if run.b is None else run.b.data_ptr()
-        dtypes = DTYPES[_dtype(run.a)], 0 if run.b is None else DTYPES[_dtype(run.b)]
-        rows, programs = products.setdefault(dtypes, ([], []))
+        places = [0 if x is None else x.data_ptr() for x in (run.a, run.b)]
+        dtypes = [DTYPES["total" if x is None else str(x.dtype).removeprefix("torch.")] for x in (run.a, run.b)]
+        rows, programs = products.setdefault((dtypes[0], dtypes[1]), ([], []))
         at, stop, spans = run.start, run.start + len(run.a), 0
         while at < stop:
             end = min(stop, (at // entries.SPAN + 1) * entries.SPAN)
             chunks = -(-end // entries.CHUNK) - at // entries.CHUNK
             to = chunks_up.add(chunks, target.width) if split else spans_up.held + spans * target.width
-            rows.append((run.a.data_ptr(), other, len(run.a), run.start, at // entries.CHUNK, chunks, *target[:2], to))
+            rows.append((*places, len(run.a), run.start, at // entries.CHUNK, chunks, *target[:2], to))
             parts = chunks if split else 1
             programs.append(target.width // _COLUMNS if folds else parts * -(-target.width // tile))
             at, spans = end, spans + 1
@@ -861,7 +849,3 @@ class _Sums:
         table, programs = table_of(self._jobs, [-(-width // 128) for _, _, width, _ in self._jobs], sums.device)
         launch(_add_rows, (programs,), table, sums, out, len(self._jobs), COLUMNS=128)
         return out
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
