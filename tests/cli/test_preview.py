@@ -25,17 +25,12 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_it_shows_tokens_what_counts_and_what_each_client_has(folder):
+def test_it_shows_tokens_and_what_counts(folder):
     done = well("preview", "my.toml", "--examples", 1, cwd=folder)
     assert "[[I| am| well|.|<|im_end|>]]⏎\n" in done.stdout and "[[I|t| is| Rome|.|<|im_end|>]]⏎\n" in done.stdout
-    lines = done.stdout.splitlines()
-    (anna,) = (line.split() for line in lines if line.strip().startswith("anna "))
-    (bert,) = (line.split() for line in lines if line.strip().startswith("bert "))
-    assert anna[1:5] == ["4", "0", "4", "0"] and bert[1:5] == ["5", "1", "4", "0"]
     assert "anna, example 1 of 4 (chats/anna.jsonl line " in done.stdout
     assert "1 of the clients' examples left out (over the model's 256 positions); whose: bert 1" in done.stdout
     assert "5 of 9 held-out" not in done.stdout and "are in the training data, too" in done.stdout
-    assert max(map(len, (line for line in lines if "│" in line or "─" in line)), default=0) <= 80
 
 
 def test_whose_how_many_and_how_they_are_cut_can_be_chosen(folder):
@@ -44,8 +39,6 @@ def test_whose_how_many_and_how_they_are_cut_can_be_chosen(folder):
     assert done.stdout.count("bert, example ") == 5 and "256 tokens, 2 of them count, " in done.stdout
     assert "more were cut" in done.stdout
     assert "[[I| am" not in done.stdout
-    held = fedseed("preview", "my.toml", "--held-out", "--examples", 1, cwd=folder)
-    assert "held out, example 1 of 2 " in held.stdout
     wrong = fedseed("preview", "my.toml", "--client", "cem", cwd=folder)
     assert wrong.returncode == 2 and "--client cem: there is no such client, but anna, bert" in wrong.stderr
 

@@ -31,7 +31,6 @@ from fedseed.extension import REGISTRIES
 from fedseed.models import PACKAGED
 from fedseed.randomness import BASES
 from fedseed.reports.partition import partition_statistics, partition_table
-from fedseed.reports.tables import plain_table
 from fedseed.runs.keys import find_keys, keys_of, near_key
 from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
 
@@ -51,7 +50,6 @@ ENDINGS: Mapping[LISTED, str] = {
 }
 
 
-SHOWN_CLIENTS = 24
 NEWLINE = "⏎"
 # two shades in turn, so that it is seen where a token ends
 LEARNT = ("bold black on green", "bold black on bright_green")
@@ -114,28 +112,17 @@ def preview(
     recipe: RecipeArgument,
     client: Annotated[str | None, typer.Option(help="Whose examples are shown. Default: the first client's.")] = None,
     examples: Annotated[int, typer.Option(min=0, help="How many are shown.")] = 2,
-    held_out: Annotated[bool, typer.Option("--held-out", help="Show held-out examples.")] = False,
     *,
     reading: Reading,
 ) -> None:
     """Show examples as tokens, what counts for the loss, what is cut. Needs the data and the tokenizer, no weights."""
     checked = reading.read(recipe)
     check_places(checked)
-    from fedseed.runs.preview import COUNTED  # torch from here on
-    from fedseed.runs.preview import preview as look
+    from fedseed.runs.preview import preview as look  # torch from here on
 
-    found = look(checked, client, examples, held_out)
+    found = look(checked, client, examples)
     for line in found.notes:
         console.print(line, highlight=False, soft_wrap=True)
-    rows, more = found.clients[:SHOWN_CLIENTS], len(found.clients) - SHOWN_CLIENTS
-    rest = [[f"{more:,} more", *[""] * (len(COUNTED) - 1)]] if more > 0 else []
-    console.print(plain_table(COUNTED, [*rows, *rest]))
-    console.print(
-        f"Parts: what is learnt from. Median, longest: their tokens; what is over {found.limit} is left out or cut. "
-        "Count: the share of tokens that count for the loss.",
-        highlight=False,
-    )
-    console.print()
     for shown in found.shown:
         console.print(shown.title, style="bold", highlight=False, soft_wrap=True)
         if shown.pieces:

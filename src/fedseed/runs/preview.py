@@ -1,7 +1,6 @@
 """A recipe's examples as its model will see them: tokens, and which of them count for the loss. No weights are read."""
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any, NamedTuple
 
 from fedseed.errors import RecipeError
@@ -27,28 +26,20 @@ class Shown(NamedTuple):
     note: str = ""  # what else there is to know, such as the other options
 
 
-# what is counted of a client: its examples, the parts they are learnt in, the tokens of the part in the middle and of
-# the longest, and the share of all tokens that count for the loss
-COUNTED = ("client", "examples", "left out", "parts", "cut", "median", "longest", "count")
-
-
 class Preview(NamedTuple):
     """What there is to see of a recipe's data."""
 
-    clients: list[tuple[str, ...]]  # of each as `COUNTED` says
     shown: list[Shown]
-    limit: str  # what makes an example too long
     notes: tuple[str, ...]
 
 
-def preview(recipe: Recipe, client: str | None = None, examples: int = 2, held_out: bool = False) -> Preview:
+def preview(recipe: Recipe, client: str | None = None, examples: int = 2) -> Preview:
     """Make a recipe's examples ready and look at some of them.
 
     Args:
         recipe: the recipe.
         client: whose examples are shown; None: the first client's.
         examples: how many are shown.
-        held_out: show held-out examples in place of a client's.
 
     Raises:
         RecipeError: the data or the tokenizer can't be had, there is no such client, or the examples are pictures.
@@ -58,22 +49,12 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2, held_o
     if client is not None and client not in named:
         raise RecipeError(f"--client {client}: there is no such client, but {', '.join(list(named)[:12])}")
     objective, limit = _objective(recipe, data)
-    held = [example for part in data.evaluation.values() for example in part]
     whose = named[client] if client is not None else data.clients[0]
-    wanted, name = (held, "held out") if held_out else (list(whose.examples), whose.name)
     prepared = [prepare(objective, one.name, one.examples) for one in data.clients]
-    counted = []
-    for one in prepared:
-        sequences = [_sequence(item) for item in one.items]
-        lengths = [len(each.ids) for each in sequences] or [0]
-        share = sum(each.terms for each in sequences) / max(1, sum(lengths))
-        numbers = len(named[one.name].examples), one.dropped, len(one.items), one.cut
-        texts = (f"{number:,}" for number in (*numbers, round(median(lengths)), max(lengths)))
-        counted.append((one.name, *texts, f"{share:.0%}" if sequences else "-"))
     shown = []
-    for number, example in enumerate(wanted[:examples], 1):
+    for number, example in enumerate(whose.examples[:examples], 1):
         place = f" ({example.where})" if getattr(example, "where", "") else ""
-        title = f"{name}, example {number} of {len(wanted):,}{place}"
+        title = f"{whose.name}, example {number} of {len(whose.examples):,}{place}"
         items = objective.prepare([example])
         if not items:
             shown.append(Shown(f"{title}: left out (over {limit})", ()))
@@ -81,7 +62,7 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2, held_o
             part = f", part {at} of {len(items)}" if len(items) > 1 else ""
             shown.append(_shown(f"{title}{part}", item, objective, example))
     notes = (*data.notes, *idle(prepared), *about(prepared, limit))
-    return Preview(counted, shown, limit, notes)
+    return Preview(shown, notes)
 
 
 def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
