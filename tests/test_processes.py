@@ -33,8 +33,8 @@ def test_a_module_of_the_working_folder_is_not_run(tmp_path, monkeypatch):
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = {"method": "ferret", "parameters": 9, "clients": 2, "clients_per_round": 2, "baseline": {"loss": 2.0},
                "final": {"loss": 1.0}, "payload_bytes_up": 1.0, "payload_bytes_down": 1.0}  # fmt: skip
-    draw_apart(run, [0.25, 0.75], summary)
-    left = {"metrics.jsonl", "metrics.png", "probabilities.png", "report.html"}
+    draw_apart(run, summary)
+    left = {"metrics.jsonl", "metrics.png", "report.html"}
     assert {path.name for path in run.iterdir()} == left and not (tmp_path / "ran").exists()
 
 

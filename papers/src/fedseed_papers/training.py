@@ -64,6 +64,7 @@ def _exchanged(folder: Path) -> float:
 
 def probabilities(folder: Path) -> Sequence[float]:
     """FedKSeed-Pro's probabilities after the last round, from its orbit, the largest first; none of other methods."""
+    from fedseed.methods import fedkseed
     from fedseed.orbit.file import Orbit
 
     path = folder / "model.orbit"
@@ -73,8 +74,9 @@ def probabilities(folder: Path) -> Sequence[float]:
     method = orbit.header.method
     state = method.start(orbit.header.layout, orbit.header.seed)
     last = orbit.records[-1]
-    found = method.figures(method.advance(state, method.decode_step(state, last.payload))).get("probabilities")
-    return () if found is None else sorted(found.tolist(), reverse=True)
+    if not getattr(method, "importance", False):
+        return ()
+    return sorted(fedkseed.probabilities(method.decode_step(state, last.payload)).tolist(), reverse=True)
 
 
 def _probability_ratio(folder: Path) -> float:

@@ -258,10 +258,6 @@ class Method(BaseModel, ABC):
         """Returns what an estimate of 1, or a coefficient of 1, is among the numbers of a client's update."""
         return 1.0
 
-    def figures(self, state: Any) -> dict[str, NDArray[Any]]:
-        """Returns what a person may want to see of the state at the end of a run: 1-D arrays by name."""
-        return {}
-
     def decode_plan(self, state: Any, data: bytes) -> Any:
         """Returns a plan from its payload. Raises MessageError if that is not valid."""
         return self.plan_type.decode(data, About(self, state, "plan"))

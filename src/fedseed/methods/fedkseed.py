@@ -199,9 +199,6 @@ class FedKSeed(Population):
     def needs_each(self) -> str | None:
         return "importance = true needs every single pair, not their sum" if self.importance else super().needs_each
 
-    def figures(self, state: FedKSeedState) -> dict[str, NDArray[Any]]:
-        return {"probabilities": probabilities(state.step)} if self.importance else {}
-
 
 def probabilities(step: Accumulated) -> NDArray[np.float32]:
     """Returns p = softmax(minmax(psi)), psi_j = mean |rho_j| (Eq. 13).

@@ -1,6 +1,6 @@
-"""What a run's folder shows people at the end: metrics.png, probabilities.png, report.html."""
+"""What a run's folder shows people at the end: metrics.png, report.html."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,39 +11,32 @@ from fedseed.processes import start
 from fedseed.registry import one_line
 
 
-def draw_run(folder: Path, probabilities: Sequence[float] | None, summary: Mapping[str, Any]) -> None:
+def draw_run(folder: Path, summary: Mapping[str, Any]) -> None:
     """Draw a run's pictures and write its page.
 
     Args:
         folder: the run's, with metrics.jsonl.
-        probabilities: of FedKSeed-Pro's candidates; None: the method has none.
         summary: what summary.json will hold.
     """
-    import numpy as np
-
     from fedseed.reports.charts import curves
     from fedseed.reports.pages import run_page
     from fedseed.reports.plots import draw
-    from fedseed.reports.plots import probabilities as panel
     from fedseed.reports.view import view_folder
 
     view = view_folder(folder, summary)
     if made := curves({summary["method"]: [view.lines]}):
         with replacing(folder / "metrics.png") as picture:
             draw(made, picture, across=4)
-    if probabilities is not None:
-        with replacing(folder / "probabilities.png") as picture:
-            draw([panel(np.asarray(probabilities))], picture)
     write_whole(folder / "report.html", run_page(view).encode())
 
 
-def draw_apart(folder: Path, probabilities: Sequence[float] | None, summary: Mapping[str, Any]) -> None:
+def draw_apart(folder: Path, summary: Mapping[str, Any]) -> None:
     """Does what `draw_run` does in a process of its own: Matplotlib takes more memory than a whole coordinator.
 
     Raises:
         FedseedError: it can't be drawn; the text says why.
     """
-    process, connection = start(_tell, folder, probabilities, dict(summary), new=True)
+    process, connection = start(_tell, folder, dict(summary), new=True)
     problem = "its process died"
     with connection, suppress(EOFError, OSError):
         problem = connection.recv()

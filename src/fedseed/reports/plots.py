@@ -15,10 +15,9 @@ from matplotlib import colormaps, font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
-from numpy.typing import NDArray
 from PIL import Image
 
-from fedseed.reports.charts import Axis, Panel, Series
+from fedseed.reports.charts import Panel
 from fedseed.reports.partition import SHOWN_CLIENTS, PartitionStatistics
 from fedseed.text import shown
 
@@ -195,18 +194,6 @@ def swatch(number: int) -> Markup:
     dashes = {"-": "", "--": "6 3", ":": "2 2", "-.": "7 2 2 2"}[style["linestyle"]]
     drawn = f'<path d="M1 6H27" style="stroke: var(--c{number % len(COLOURS)}); stroke-dasharray: {dashes or 0}"/>'
     return Markup(f'<svg class="swatch" viewBox="0 0 28 12" aria-hidden="true">{drawn}</svg>')
-
-
-def probabilities(found: NDArray[np.floating]) -> Panel:
-    """Returns FedKSeed-Pro's probabilities of its candidates, from the most to the least likely (FedKSeed, Fig. 13).
-
-    Args:
-        found: shape (K,), adding up to 1.
-    """
-    relative = np.sort(np.asarray(found, dtype=np.float64))[::-1] * len(found)
-    title = f"most to least likely: {relative[0] / relative[-1]:.2f} times"
-    points = [(float(rank), float(value)) for rank, value in enumerate(relative, start=1)]
-    return Panel(title, [Series("", points)], Axis("candidate, by rank"), Axis("probability times K"), 1.0)
 
 
 def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:

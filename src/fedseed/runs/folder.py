@@ -37,7 +37,7 @@ MEMORY = "memory"  # what clients keep from round to round, of methods with erro
 CHAT_TEMPLATE = "chat_template.jinja"
 FILES = (
     "recipe.toml", CHAT_TEMPLATE, "answers.jsonl", "progress.jsonl", "metrics.jsonl", "model.orbit",
-    "model.safetensors", "summary.json", "adapter", "metrics.png", "probabilities.png", "report.html", "tracking.json",
+    "model.safetensors", "summary.json", "adapter", "metrics.png", "report.html", "tracking.json",
     MEMORY,
 )  # fmt: skip
 KEPT_INSIDE = ("answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)  # of use to this run only

@@ -104,7 +104,7 @@ class Run(ABC):
 
     def draw(self, folder: RunFolder, summary: dict[str, Any]) -> None:
         """Draws the run's pictures and writes its page."""
-        draw_run(folder.path, self.probabilities(), summary)
+        draw_run(folder.path, summary)
 
     def tuned(self) -> Any:
         """Returns the tuned model; None: it is not here."""
@@ -113,11 +113,6 @@ class Run(ABC):
     def about(self) -> dict[str, Any]:
         """Returns what the summary says about the process."""
         return {}
-
-    def probabilities(self) -> list[float] | None:
-        """Returns those of FedKSeed-Pro's candidates; None: the method has none."""
-        found = self.coordinator.method.figures(self.coordinator.state).get("probabilities")
-        return None if found is None else found.tolist()
 
     def run(self, resume: bool = False, extend: bool = False) -> RunResult:
         """Runs all rounds; returns (and writes, if there is a folder) metrics and summary.

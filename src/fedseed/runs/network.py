@@ -205,7 +205,7 @@ class NetworkRun(Run):
 
     def draw(self, folder: RunFolder, summary: dict[str, Any]) -> None:
         """Draw in a process of its own, so that this one stays small and answers meanwhile."""
-        self._wait(asyncio.to_thread(draw_apart, folder.path, self.probabilities(), summary))
+        self._wait(asyncio.to_thread(draw_apart, folder.path, summary))
 
     def about(self) -> dict[str, Any]:
         return {"peak_memory_bytes": resident_memory(peak=True), **self.talk.figures()}
