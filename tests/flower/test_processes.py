@@ -127,9 +127,8 @@ def compare(expected, out):
 
 def test_flowers_simulation(flower, expected):
     flower.link("--simulation")
-    summary = flower.run("--federation-config", "num-supernodes=3", data=DATA)
+    flower.run("--federation-config", "num-supernodes=3", data=DATA)
     compare(expected, flower.out)
-    assert summary["flower"]["messages"] / (2 * 3) - 2 - 2 in (2, 3)  # plans, reports after rounds 0 and 2, and hellos
 
 
 def test_a_superlink_with_two_supernodes(flower, expected, tmp_path):

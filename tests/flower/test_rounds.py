@@ -31,8 +31,6 @@ def test_the_result_is_that_of_one_process(method, processes, problem, tmp_path,
     assert [line["weights_digest"] for line in result.metrics] == [line["weights_digest"] for line in expected.metrics]
     for key in ("payload_bytes_up", "payload_bytes_down", "forward_passes", "baseline", "final", "exchanged"):
         assert summary[key] == expected.summary[key], key
-    carried = summary["flower"]
-    assert carried["bytes_up"] > summary["payload_bytes_up"] * 5 and carried["messages"] >= 2 * len(over.answered) - 3
     if method in ("ferret", "feedsign", "fedkseed-pro"):
         orbit = Orbit.open(tmp_path / "run" / "model.orbit")
         assert orbit.complete and orbit.replay(problem.model()) == summary["weights_digest"]

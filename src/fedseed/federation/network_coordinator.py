@@ -249,7 +249,6 @@ class NetworkCoordinator(Working):
             "repeated_rounds": self.rounds.repeated if self.rounds is not None else 0,
             "refusals": self.session.rejected.counts(),
             "drifted": sorted(self.inquiry.drifted),
-            **self.session.end.carried(),
         }
 
     def _privacy(self) -> dict[str, Any] | None:

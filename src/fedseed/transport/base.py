@@ -277,10 +277,6 @@ class CoordinatorEnd(End):
         """Returns whether a client's process is connected, where the transport knows; None: only signs of life tell."""
         return None
 
-    def carried(self) -> dict[str, Any]:
-        """Returns what the transport itself has carried, for the run's summary."""
-        return {}
-
 
 class Transport(ABC):
     """A way to reach a run. Every method connects, and raises RecipeError or NetworkError where it can't.

@@ -69,7 +69,6 @@ class FlowerTransport(MemoryTransport):
         self._there: set[int] = set()
         self._listeners: dict[FlowerCoordinator, Rejected] = {}
         self._task: asyncio.Task[None] | None = None
-        self._messages = self._bytes_down = self._bytes_up = 0
 
     async def coordinator(self, events: Events = QUIET) -> "FlowerCoordinator":
         return FlowerCoordinator(self._run, self._shared, self, events)
@@ -90,10 +89,6 @@ class FlowerTransport(MemoryTransport):
             self._task = None
             for node in self._nodes.values():
                 await self._forget(node)
-
-    def carried(self) -> dict[str, int]:
-        """Returns what Flower has carried: messages, and their serialized bytes with all records."""
-        return {"messages": self._messages, "bytes_down": self._bytes_down, "bytes_up": self._bytes_up}
 
     def present(self, name: str) -> bool:
         """Returns whether the node that speaks for a client is there, and has not just failed."""
@@ -174,8 +169,6 @@ class FlowerTransport(MemoryTransport):
         message = Message(wire.content(body), node.number, "query", ttl=self._patience + SPARE_SECONDS)
         node.exchanges, node.urgent, node.since = node.exchanges + 1, False, time.monotonic()
         sent = [identity for identity in await asyncio.to_thread(self._grid.push_messages, [message]) if identity]
-        self._messages += 1
-        self._bytes_down += wire.size(message)
         if sent:
             node.exchange = str(sent[0]), told
             node.blobs = {key: len(blob) for key, blob in blobs.items()}
@@ -191,7 +184,6 @@ class FlowerTransport(MemoryTransport):
         for message in await asyncio.to_thread(self._grid.pull_messages, list(waited)):
             node = waited.pop(message.metadata.reply_to_message_id, None)
             if node is not None:
-                self._messages += 1
                 found.append((node, message))
         late = time.monotonic() - self._patience
         return found + [(node, None) for node in waited.values() if node.since < late]
@@ -206,7 +198,6 @@ class FlowerTransport(MemoryTransport):
             if message.has_error():
                 raise MessageError(f"Flower reports: {message.error.reason}")
             reply, said = wire.Reply.read(message)
-            self._bytes_up += wire.size(message)
             node.have = reply.have
             node.restless = node.restless + 1 if reply.waits or not reply.heard else 0
             if node.restless > MOST_RESTLESS:
@@ -308,9 +299,6 @@ class FlowerCoordinator(MemoryCoordinator):
 
     def present(self, name: str) -> bool | None:
         return self._nodes.present(name)
-
-    def carried(self) -> dict[str, Any]:
-        return {"flower": self._nodes.carried()}
 
     async def close(self) -> None:
         await self._nodes.end(self)

@@ -118,11 +118,3 @@ def table(message: Any) -> Table:
     if record is None:
         raise MessageError("a message without fedseed's record: ServerApp and ClientApp are not of one app")
     return dict(record)
-
-
-def size(message: Any) -> int:
-    """Bytes of a message as Flower serializes it: the message's object, and those of its content."""
-    if not message.has_content():
-        return len(message.deflate())
-    records = message.content.config_records.values()
-    return sum(len(part.deflate()) for part in (message, message.content, *records))
