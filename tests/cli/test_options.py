@@ -1,11 +1,9 @@
 """What all commands can do: versions, JSON, silence, logs, beginning anew; and what is suggested."""
 
 import json
-import logging
 
 import pytest
 
-from fedseed.cli.common import LOGGERS
 from support.command import fedseed, well
 from support.instruction_files import write_lines
 
@@ -33,10 +31,7 @@ def place(tmp_path_factory):
         rows = [{"prompt": f"say {i}:", "completion": f" {i}"} for i in range(count)]
         write_lines(folder / "data" / f"{name}.jsonl", rows)
     (folder / "my.toml").write_text(RECIPE)
-    done = fedseed("--log-level", "info", "run", "my.toml", "--json", cwd=folder)
-    for name in LOGGERS:  # as they were
-        logging.getLogger(name).setLevel(logging.NOTSET)
-        logging.getLogger(name).handlers = []
+    done = fedseed("run", "my.toml", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder, done
 

@@ -17,7 +17,6 @@ from typer.core import TyperGroup
 
 from fedseed.cli import looking, network, results
 from fedseed.cli.common import (
-    LogLevel,
     ReadingForDevice,
     RecipeArgument,
     Running,
@@ -27,7 +26,6 @@ from fedseed.cli.common import (
     complete_recipe,
     grouped,
     interruptible,
-    log_at,
     say,
 )
 from fedseed.cli.orbit import app as orbit_app
@@ -97,15 +95,10 @@ def options(
         bool, typer.Option("--version", help="Say which version this is.", callback=_show_version, is_eager=True)
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback if something fails.")] = False,
-    log_level: Annotated[
-        LogLevel | None, typer.Option(help="Write log records from this level on to standard error.")
-    ] = None,
 ) -> None:
     """Takes the options that stand before the command."""
     global _debug
     _debug = debug
-    if log_level is not None:
-        log_at(log_level)
 
 
 _debug = False

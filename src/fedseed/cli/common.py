@@ -5,7 +5,6 @@ Options that go together are one value, a data class: `grouped` makes its fields
 
 import inspect
 import json
-import logging
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,8 +25,6 @@ from fedseed.reports.progress import Screen
 from fedseed.runs.recipe import Recipe, read_recipe
 
 console = Screen()
-LogLevel = Literal["debug", "info", "warning", "error"]
-LOGGERS = ("fedseed", "nats")  # those of transformers follow (`fedseed.models.loading.quiet`)
 
 
 def complete_recipe(incomplete: str) -> Iterator[str]:
@@ -226,13 +223,3 @@ def say(text: str, screen: Console | None = None) -> None:
 def answer(result: Any) -> None:
     """Prints a result for `--json`: the only thing on standard output."""
     typer.echo(json.dumps(result, indent=2))
-
-
-def log_at(level: LogLevel) -> None:
-    """Sends log records of this level and above to standard error, with time, level and logger."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    for name in LOGGERS:
-        logger = logging.getLogger(name)
-        logger.setLevel(level.upper())
-        logger.handlers = [handler]

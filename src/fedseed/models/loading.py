@@ -1,6 +1,5 @@
 """Loading models: the project's own bases, a local folder, or a hub name."""
 
-import logging
 import os
 import pickle
 from collections.abc import Sequence
@@ -279,11 +278,11 @@ def _not_loadable(base: str, place: str, error: Exception) -> RecipeError:
 
 
 def quiet() -> None:
-    """Keeps transformers' own progress bars off the screen, and its advice, unless fedseed logs everything."""
+    """Keeps transformers' own progress bars off the screen, and its advice."""
     from transformers.utils import logging as theirs
 
     theirs.disable_progress_bar()
-    theirs.set_verbosity(logging.INFO if logging.getLogger("fedseed").level == logging.DEBUG else logging.ERROR)
+    theirs.set_verbosity_error()
 
 
 def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:

@@ -1,7 +1,5 @@
 """Makes a federation of a recipe: loads its model and data, and puts them together with what measures the model."""
 
-import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,8 +23,6 @@ from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers
 from fedseed.tasks.data import ClientData, TaskData
-
-logger = logging.getLogger(__name__)
 
 
 class Federation(Simulation):
@@ -134,12 +130,10 @@ def build(
         tracker.check()
     if workers is not None and ray is None:
         warm()
-    began = time.perf_counter()
     parts = load_parties(recipe) if recipe.of_parties and data is None else None
     if data is None:
         data = recipe.task.load() if parts is None else joined(recipe, parts)
     count = len(data.clients)
-    logger.info("data of %s loaded in %.1f s: %d clients", recipe.task.name, time.perf_counter() - began, count)
     recipe.federation.check(count)
     if recipe.tune_rate:
         recipe = settled(recipe, Path(out)) if resume and out is not None else recipe
@@ -158,12 +152,11 @@ def build(
     try:
 
         def evaluate_with(equipment: Equipment) -> tuple[Evaluation, list[str]]:
-            logger.info("base %s loaded in %.1f s", recipe.model.base, time.perf_counter() - began)
             if recipe.evaluates:
                 return evaluation_of(recipe, equipment, data, parts)
             return _nothing, ["a private run: nothing is evaluated (evaluation.disclose is not set)"]
 
-        began, base = time.perf_counter(), Path(recipe.model.base).expanduser()
+        base = Path(recipe.model.base).expanduser()
         more: dict[str, Any] = {"per_round": per_round, "threads": threads, "chat_template": data.chat_template}
         if recipe.model.base not in PACKAGED and not base.is_absolute() and base.is_dir():
             more["base_folder"] = str(base.resolve())  # the path means another place from elsewhere

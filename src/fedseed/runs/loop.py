@@ -5,7 +5,6 @@ pictures; its subclasses say how messages travel and where weights are kept (`Si
 `NetworkRun`: behind a transport).
 """
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from fedseed.registry import one_line
 from fedseed.reports.log import Logged, first_stamp, stamp
 from fedseed.reports.machine import command, host, versions
 from fedseed.reports.pictures import draw_run
-from fedseed.reports.progress import Progress, describe
+from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
 from fedseed.runs import stopping
 from fedseed.runs.answers import written
@@ -44,8 +43,6 @@ from fedseed.runs.folder import extend as extended
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import OrbitStore, Restored, StepStore, WeightsStore
 from fedseed.tracking import Start, Trackers
-
-logger = logging.getLogger(__name__)
 
 # A step whose reconstruction noise is this long beside the weights (per round) is likely to harm the model.
 NOISE_WARNING = 0.1
@@ -199,7 +196,6 @@ class Run(ABC):
                     folder.add_metrics(line)
                 self._trackers.tell("metrics", line.to_json())
                 self.progress.round(line)
-                logger.info("round %d: %s", line.round, describe(line))
         orbit_bytes = None if self.store is None else self.store.complete(metrics[-1].weights_digest or NO_DIGEST)
         self.finish()
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)

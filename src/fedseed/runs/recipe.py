@@ -1,6 +1,5 @@
 """Recipes: TOML files that say everything about a run, checked before anything is loaded."""
 
-import logging
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -35,8 +34,6 @@ from fedseed.tracking import Tracker
 from fedseed.transport.base import Access
 from fedseed.transport.subjects import name_problem
 from fedseed.weights.layout import DigestKind
-
-logger = logging.getLogger(__name__)
 
 PLACES = (
     ("model", "base"), ("task", "path"), ("task", "evaluation_file"), ("task", "chat_template"),
@@ -561,8 +558,6 @@ def read_recipe(
         raise RecipeError(f"{path}: {explain(error, data, Recipe)}") from error
     if recipe.reward is not None:
         recipe.reward.load()  # what is wrong with it is said before anything is loaded
-    logger.info("recipe %s: %s on %s, rounds: %d", path, recipe.method.name, recipe.task.name, recipe.rounds)
-    logger.debug("the complete recipe:\n%s", recipe.to_toml())
     return recipe
 
 
