@@ -25,7 +25,7 @@ BLOCKS = all_blocks()
 SHELL = [block for block in BLOCKS if block.language in ("sh", "console")]
 KNOWN = {"cd", "ls", "echo", "pip", "python", "python3.11", "make", "apt-get", "nats-server", "curl", "tensorboard",
          ".", "flwr", "hf", "flower-superlink", "flower-supernode"}  # fmt: skip
-ROOMS = ("methods", "tasks", "metrics", "aggregation", "trackers", "transports")
+ROOMS = ("methods", "tasks", "metrics", "aggregation", "trackers")
 GROUPS = {f"fedseed.{room}" for room in ROOMS}
 ROOM_NAMES = {path.parent.name for path in (ROOT / "src" / "fedseed").glob("*/__init__.py")}
 FILES = {"examples/three-hospitals/run.sh"}

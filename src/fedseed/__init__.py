@@ -38,7 +38,6 @@ _LAZY = {
     "register_metric": "fedseed.extension",
     "register_task": "fedseed.extension",
     "register_tracker": "fedseed.extension",
-    "register_transport": "fedseed.extension",
 }
 
 __all__ = [
@@ -70,7 +69,6 @@ __all__ = [
     "register_metric",
     "register_task",
     "register_tracker",
-    "register_transport",
 ]
 
 

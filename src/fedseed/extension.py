@@ -5,11 +5,10 @@ if the thing can't be of its kind, or if its name is taken.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fedseed import aggregation, methods, tasks, tracking, transport
+from fedseed import aggregation, methods, tasks, tracking
 from fedseed.errors import RecipeError
 from fedseed.metrics import Metric, declare
 from fedseed.registry import Registry, name_of
@@ -24,7 +23,6 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "metrics": metrics.REGISTRY,
     "aggregation": aggregation.REGISTRY,
     "trackers": tracking.REGISTRY,
-    "transports": transport.REGISTRY,
 }
 
 
@@ -56,30 +54,14 @@ def register_metric(name: str, function: Score, declared: Metric | None = None) 
         function: gives the score in percent of (generated texts, the right answers to each).
         declared: how it is called, compared and shown; by default by its name, and more is better.
     """
-    _named("metrics", name, function, r"[a-z][a-z0-9_]*", "a name of small letters, digits and _ is expected")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise RecipeError(f"metric {name!r}: a name of small letters, digits and _ is expected")
+    metrics.REGISTRY.add(name, function)
     if declared is not None:
         declare(replace(declared, name=name))
     return function
 
 
-def register_transport(scheme: str, factory: Callable[..., Any]) -> Callable[..., Any]:
-    """Let addresses begin with `scheme://`.
-
-    Args:
-        scheme: what stands before "://".
-        factory: makes the transport (`fedseed.transport`).
-    """
-    allowed = "a scheme is small letters, digits, +, . and -, without ://"
-    _named("transports", scheme, factory, r"[a-z][a-z0-9+.-]*", allowed)
-    return factory
-
-
 def _register(kind: str, thing: C) -> C:
     REGISTRIES[kind].add(name_of(thing) or str(getattr(thing, "__name__", thing)), thing)
     return thing
-
-
-def _named(kind: str, name: str, thing: Any, pattern: str, allowed: str) -> None:
-    if not re.fullmatch(pattern, name):
-        raise RecipeError(f"{REGISTRIES[kind].what} {name!r}: {allowed}")
-    REGISTRIES[kind].add(name, thing)

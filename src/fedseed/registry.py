@@ -1,4 +1,4 @@
-"""What can be chosen by name, from fedseed and others: methods, tasks, metrics, rules, trackers, transports.
+"""What can be chosen by name, from fedseed and others: methods, tasks, metrics, rules, trackers.
 
 A registry is filled from three places:
 
@@ -55,8 +55,7 @@ class Registry(Generic[T]):
     Args:
         what: the kind, in errors: "method".
         group: the entry points' group.
-        own: the package's own things with their names, in the order in which they are listed; or a function that
-            returns them when they are first needed, of those that take long to import.
+        own: the package's own things with their names, in the order in which they are listed.
         check: raises ValueError or TypeError if something can't be of this kind.
         marks: what else must differ between any two things, such as a method's code in messages.
         advice: what to do when marks clash.
@@ -67,7 +66,7 @@ class Registry(Generic[T]):
         self,
         what: str,
         group: str,
-        own: Iterable[tuple[str, T]] | Callable[[], Iterable[tuple[str, T]]],
+        own: Iterable[tuple[str, T]],
         check: Callable[[Any], None] = lambda thing: None,
         marks: Callable[[T], Mapping[str, object]] = lambda thing: {},
         advice: str = "choose another",
@@ -82,8 +81,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
         self._broken: dict[str, str] = {}
         self._complete = False  # whether entry points have been looked at
-        self._later = own if callable(own) else None
-        for name, thing in () if callable(own) else own:
+        for name, thing in own:
             self._add(Entry(name, thing, BUILT_IN))
         _registries.append(self)
 
@@ -101,7 +99,6 @@ class Registry(Generic[T]):
         try:
             self._check(thing)
             with _lock:
-                self._load_later()
                 self._add(Entry(name, thing, origin))
         except (TypeError, ValueError) as error:
             raise RecipeError(f"{origin}: {self.what} {name!r} can't be registered: {error}") from error
@@ -128,8 +125,6 @@ class Registry(Generic[T]):
         """Returns what has this name; None: nothing has."""
         if not isinstance(name, str):
             return None
-        if name not in self._entries:
-            self._load_later()
         if name not in self._entries:
             self._load_entry_points()
         return self._entries[name].thing if name in self._entries else None
@@ -163,18 +158,11 @@ class Registry(Generic[T]):
         self._load_entry_points()
         return self._broken
 
-    def _load_later(self) -> None:
-        with _lock:
-            own, self._later = self._later, None
-            for name, thing in () if own is None else own():
-                self._add(Entry(name, thing, BUILT_IN))
-
     def _load_entry_points(self) -> None:
         with _lock:
             if self._complete:
                 return
             self._complete = True
-            self._load_later()
             for point in entry_points(group=self.group):
                 origin = "an installed package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
                 try:
@@ -274,7 +262,7 @@ def load_plugin(source: str | Path, where: str = "--plugin", registers: bool = T
         if fresh and registers and not added:
             raise RecipeError(
                 f"{where} {source}: registers nothing; call fedseed.register_method, register_task, register_metric, "
-                "register_aggregation, register_tracker or register_transport in it"
+                "register_aggregation or register_tracker in it"
             )
         _loaded[name] = digest
         return name

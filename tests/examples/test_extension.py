@@ -1,14 +1,12 @@
 """The example package and the example plug-in, as somebody else would use them."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import fedseed
 from support.forked import fedseed_forked as run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -24,11 +22,6 @@ def installed(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr
     return folder
-
-
-def environment(path):
-    source = Path(fedseed.__file__).parents[1]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, source])), "COLUMNS": "200"}
 
 
 @pytest.mark.long
@@ -55,16 +48,3 @@ def test_a_run_with_everything_from_the_package(installed, tmp_path):
     assert "--plugin, or install its package" in without.stderr
     refused = run(*words)
     assert refused.returncode == 2 and "task.name = 'sums': choose one of" in refused.stderr
-
-
-@pytest.mark.long
-def test_the_packages_transport_keeps_the_contract(installed, tmp_path):
-    """The suite of the transports that fedseed has itself, at an address of this one."""
-    suite = Path(__file__).parents[1] / "transport" / "test_contract.py"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "--tb=short", str(suite)],
-        capture_output=True, text=True, env={**environment([installed]), "FEDSEED_CONTRACT": f"folder://{tmp_path}"},
-        cwd=suite.parents[2],
-    )  # fmt: skip
-    assert done.returncode == 0 and " passed, 2 skipped" in done.stdout, done.stdout + done.stderr
-    assert done.stdout.count("nothing here knows how to interrupt this transport") == 1  # one line for both

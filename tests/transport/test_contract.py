@@ -1,6 +1,6 @@
 """What every transport must do: the same tests for the one in memory, for Flower, and for NATS on a real server.
 
-A transport of another package is tested by `FEDSEED_CONTRACT=scheme://... pytest tests/transport/test_contract.py`.
+A server elsewhere is tested by `FEDSEED_CONTRACT=nats://... pytest tests/transport/test_contract.py`.
 Everything waits for what it expects, and for nothing else; `SECONDS` only bounds how long a failure takes.
 """
 

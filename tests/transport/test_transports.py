@@ -4,34 +4,15 @@ import asyncio
 
 import pytest
 
-import fedseed
-from fedseed.cli.network import ask
-from fedseed.errors import NetworkError, RecipeError
-from fedseed.transport import REGISTRY, nats, transport
+from fedseed.errors import RecipeError
+from fedseed.transport import nats, transport
 from fedseed.transport.base import Access
-from fedseed.transport.memory import Hub, MemoryTransport
 
 
 @pytest.mark.parametrize("url", ["http://x", "x:4222", "", "memory://here"])
 def test_what_there_is_not(url):
     with pytest.raises(RecipeError, match="write nats://HOST:PORT or tls://HOST:PORT"):
         transport(Access(url), "run")
-
-
-async def test_another_package_adds_one(monkeypatch):
-    hub = Hub()
-    REGISTRY.names()  # all that is found later is there, and stays
-    monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
-    fedseed.register_transport("memory", lambda access, run: hub.transport(run))
-    reach = Access("memory://here")
-    assert isinstance(transport(reach, "run"), MemoryTransport)
-    monkeypatch.setattr("fedseed.cli.network.STATUS_SECONDS", 0.1)
-    with pytest.raises(NetworkError, match="knows no run"):
-        await ask(reach, "run")
-    end = await transport(reach, "run").coordinator()
-    await end.writer(None)
-    assert await ask(reach, "run") == {"run": "run", "entries": 0, "ended": False}
-    await end.close()
 
 
 @pytest.mark.long

@@ -35,7 +35,7 @@ from fedseed.runs.keys import find_keys, keys_of, near_key
 from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
 
 LISTED = Literal[
-    "methods", "tasks", "metrics", "aggregation", "trackers", "transports", "models", "bases", "recipes", "sweeps",
+    "methods", "tasks", "metrics", "aggregation", "trackers", "models", "bases", "recipes", "sweeps",
     "keys",
 ]  # fmt: skip
 HEADINGS: Mapping[LISTED, tuple[str, ...]] = defaultdict(
