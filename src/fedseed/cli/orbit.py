@@ -29,38 +29,20 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
     header, layout = orbit.header, orbit.header.layout
     adapter = None if header.adapter is None else header.adapter.settings.model_dump()
     final = orbit.parts[-1].digest if orbit.parts and orbit.parts[-1].digest != NO_DIGEST else None
+    facts: dict[str, Any] = {
+        "base": header.base, "dtype": header.dtype, "base_digest": header.base_digest,
+        "digest_kind": header.digest_kind, "parameters": layout.size, "tensors": len(layout.tensors),
+        "blocks": len(layout.block_sizes), "adapter": adapter, "method": header.method.model_dump(),
+        "seed": header.seed, "first": header.first, "steps": orbit.last, "complete": orbit.complete,
+        "bytes": orbit.size, "model_bytes": layout.dense_bytes, "final_digest": final,
+    }  # fmt: skip
     if as_json:
-        answer({
-            "base": header.base, "dtype": header.dtype, "base_digest": header.base_digest,
-            "digest_kind": header.digest_kind, "parameters": layout.size, "tensors": len(layout.tensors),
-            "blocks": len(layout.block_sizes), "adapter": adapter, "method": header.method.model_dump(),
-            "seed": header.seed, "first": header.first, "steps": orbit.last, "complete": orbit.complete,
-            "bytes": orbit.size, "model_bytes": layout.dense_bytes, "final_digest": final,
-        })  # fmt: skip
+        answer(facts)
         return
-    size, dense, what = orbit.size, layout.dense_bytes, "model" if header.adapter is None else "adapter"
-    if size > dense:
-        beside = f"more than the {what}'s {dense:,}"
-    else:
-        beside = f"the {what} has {dense:,}" if dense < 10 * size else f"{dense / size:,.0f} times less than the {what}"
-    rows: list[tuple[str, str]] = [
-        ("base", f"{header.base} ({header.dtype})"),
-        ("base digest", header.base_digest),
-        *([("digests are", unusual)] if (unusual := header.unusual_digests()) else []),
-        ("parameters", f"{layout.size:,} in {len(layout.tensors)} tensors, {len(layout.block_sizes)} blocks"),
-        *([] if adapter is None else [("adapter", _settings(adapter))]),
-        ("method", header.method.name),
-        ("settings", _settings(header.method.model_dump(exclude={"name", "training"}))),
-        ("seed", str(header.seed)),
-        ("steps", str(orbit.last) if header.first == 1 else f"{orbit.last}, only the last is held (compacted)"),
-        ("state", _state(orbit)),
-        ("file size", f"{size:,} bytes ({beside})"),
-    ]
-    if orbit.parts:
-        rows.append(("final digest", final or "not recorded"))
     table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in rows:
-        table.add_row(name, shown(value, MOST_SHOWN))
+    for name, value in {**facts, "seed": str(header.seed), "complete": _state(orbit)}.items():
+        text = f"{value:,}" if isinstance(value, int) else _settings(value) if isinstance(value, dict) else str(value)
+        table.add_row(name.replace("_", " "), shown(text, MOST_SHOWN))
     console.print(table)
 
 
