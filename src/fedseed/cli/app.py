@@ -23,7 +23,6 @@ from fedseed.cli.common import (
     Telling,
     answer,
     check_places,
-    complete_recipe,
     grouped,
     interruptible,
     say,
@@ -165,7 +164,7 @@ class Swept:
 def compare(
     recipes: Annotated[
         list[str],
-        typer.Argument(help="Recipes, each a line of the tables, or one sweep.", autocompletion=complete_recipe),
+        typer.Argument(help="Recipes, each a line of the tables, or one sweep."),
     ],
     out: Annotated[Path, typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there.")],
     *,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,19 +26,7 @@ from fedseed.runs.recipe import Recipe, read_recipe
 console = Screen()
 
 
-def complete_recipe(incomplete: str) -> Iterator[str]:
-    """Returns what a shell offers for a recipe that is being typed: packaged ones, folders and TOML files."""
-    packaged = Path(str(files("fedseed") / "recipes"))
-    yield from (path.stem for path in sorted(packaged.glob("*.toml")) if path.stem.startswith(incomplete))
-    folder, _, begun = incomplete.rpartition("/")
-    for path in sorted(Path(folder or ("/" if incomplete.startswith("/") else ".")).glob(f"{begun}*")):
-        if path.suffix == ".toml" or path.is_dir():
-            yield f"{path}/" if path.is_dir() else str(path)
-
-
-RecipeArgument = Annotated[
-    str, typer.Argument(help="A TOML file, or the name of a packaged recipe.", autocompletion=complete_recipe)
-]
+RecipeArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="The result as JSON on standard output; all else goes to standard error.")
 ]

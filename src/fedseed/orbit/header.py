@@ -180,10 +180,6 @@ class Header:
         """Returns whether digests of both can be compared."""
         return self.digest_kind == other.digest_kind
 
-    def unusual_digests(self) -> str:
-        """Returns the kind of the digests where it is not the usual one, else ""."""
-        return "" if self.digest_kind == Header.digest_kind else self.digest_kind
-
     def digest_of(self, weights: bytes) -> str:
         """Returns the digest of trained weights, whose tensors' bytes stand one after the other."""
         return dense_digest(self.layout, weights, self.digest_kind)
