@@ -48,6 +48,7 @@ class Worker:
         seed: the run's seed.
         joint: clients that evaluate along common directions share forward passes.
         digest: how weights are hashed.
+        kind: of the parameter space.
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class Worker:
         seed: int,
         joint: bool = True,
         digest: DigestKind = "blake2b",
+        kind: type[ParameterSpace] = ParameterSpace,
     ) -> None:
-        self.space = ParameterSpace(model, method.blocks, digest)
+        self.space = kind(model, method.blocks, digest)
         method.check(self.space.layout)
         check_dtypes(method, map(dtype_name, (*model.parameters(), *model.buffers())))
         if not getattr(objective, "differentiable", True) and (problem := without_gradients(method)):

@@ -9,6 +9,7 @@ import torch
 from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
 from fedseed.federation.control import HELD_OUT, VALIDATION, averaged
+from fedseed.federation.group import SIZE, gathered, space_of
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
 from fedseed.models import adapters
@@ -71,8 +72,8 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     settings = recipe.model
     kind, head = kind_for(recipe, data)
     model, processor = load_model(
-        settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.device,
-        settings.attention,
+        settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head,
+        settings.device if SIZE == 1 else "cpu", settings.attention,  # sharded from there
     )  # fmt: skip
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
@@ -334,7 +335,7 @@ def hosted_of(
 
             choose_trainable(model, spec.trainable)
     try:
-        worker = Worker(model, method, objective, seed, spec.joint, spec.digest)
+        worker = Worker(model, method, objective, seed, spec.joint, spec.digest, space_of(model))
     except ValueError as error:
         raise RecipeError(str(error)) from error
     worker.private = spec.private
@@ -346,4 +347,6 @@ def hosted_of(
     )  # fmt: skip
     notes = (*spec.notes, *idle(prepared), *(about(prepared, spec.limit) if spec.limit else ()))
     attack = spec.attack if spec.attack in SINGLE else None
-    return Hosted(names, items, worker, header, evaluate, attack, spec.byzantine, notes, secure=spec.secure_sums)
+    return gathered(
+        Hosted(names, items, worker, header, evaluate, attack, spec.byzantine, notes, secure=spec.secure_sums)
+    )

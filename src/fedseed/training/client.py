@@ -70,7 +70,7 @@ def part_losses(
         counts, own = [len(sequences_of(item)) for item in items], getattr(objective, "together", None)
         together = None if own is None else partial(own, space.model, items)
         found = row_losses(space, losses, items, basis, directions, scale, counts, together)
-    each = iter(found.tolist())
+    each = iter(space.vector.each(found.tolist())[0])  # of several processes the first one's count
     means = iter([sum(next(each) for _ in part) / sum(map(objective.weight, part)) for part in parts])
     return [[next(means) for _ in range(n)] if batch else [0.0] * n for batch in batches]
 
@@ -239,7 +239,7 @@ class LocalClient(Client):
         often, model = getattr(self.objective, "calls_often", False), self.space.model.eval()
         self.cost.forward_passes += 1
         with self.space.perturbed(basis, k, scale, often=often) if scale else nullcontext(), self._clock("local"):
-            losses: list[float] = self.objective.losses(model, items).tolist()
+            losses: list[float] = self.space.vector.each(self.objective.losses(model, items).tolist())[0]
         return [loss / self.objective.weight(item) for loss, item in zip(losses, items, strict=True)]
 
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
@@ -294,7 +294,7 @@ class LocalClient(Client):
         if steps.lossy and self.round == 1 and self._start is not None:
             with self.phase("local"):
                 moved = count_moved(self.space.parameters, self._start)
-            self.cost.moved_weights, self.cost.movable_weights = moved
+            self.cost.moved_weights, self.cost.movable_weights = map(sum, zip(*self.space.vector.each(moved), strict=True))
         self._give_back()
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:

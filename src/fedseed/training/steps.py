@@ -12,7 +12,7 @@ changes nothing.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from math import inf, isfinite
+from math import hypot, inf, isfinite
 from typing import Any
 
 import torch
@@ -118,8 +118,9 @@ class Steps:
     def step(self) -> bool:
         """Lets the optimiser take a step; returns False, with nothing changed, if the gradient is not finite."""
         factor = 1.0
-        if self.checks or self.adapts or self.scale != 1.0:
-            norm = norm_of([w.grad for w in self.weights if w.grad is not None]) / self.scale
+        parted = self.training.clip is not None and self.vector.processes > 1
+        if self.checks or self.adapts or self.scale != 1.0 or parted:
+            norm = hypot(*self.vector.each(norm_of([w.grad for w in self.weights if w.grad is not None]))) / self.scale
             if not isfinite(norm):
                 return False
             factor = min(1.0, (self.training.clip or inf) / (norm + 1e-6)) / self.scale

@@ -47,11 +47,17 @@ def hash_tensors(named: Named, kind: DigestKind = "blake2b", threads: int | None
         kind: how they are hashed.
         threads: how many may hash ("blake2b" takes one); None: as many as torch has. The digest does not depend on it.
     """
-    parts: Iterable[Iterable[bytes | memoryview]] = (map(_on_host, _pieces(tensor)) for _, tensor in named)
-    if kind == "blake2b-tree":
-        parts = _hash_leaves([tensor for _, tensor in named], threads or torch.get_num_threads())
-    each = zip(named, parts, strict=True)
+    each = zip(named, hashed([tensor for _, tensor in named], kind, threads), strict=True)
     return digest_of(((name, dtype_name(tensor), tensor.shape, own) for (name, tensor), own in each), kind)
+
+
+def hashed(
+    tensors: Sequence[torch.Tensor], kind: DigestKind, threads: int | None = None
+) -> Iterable[Iterable[bytes | memoryview]]:
+    """Returns what a digest is made of for each tensor: its bytes, or its leaves' hashes."""
+    if kind == "blake2b-tree":
+        return _hash_leaves(tensors, threads or torch.get_num_threads())
+    return (map(_on_host, _pieces(tensor)) for tensor in tensors)
 
 
 def base_digest(model: torch.nn.Module, kind: DigestKind = "blake2b") -> str:

@@ -1,6 +1,8 @@
 """Inner products with directions, for vectors that come in parts; and what changed since a snapshot."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -65,7 +67,8 @@ class Projection:
             np.zeros(count, dtype=np.float32)  # nothing was added there
             if isinstance(sums, float)
             else self._finish(self._spec, 0, count, sums)
-            for count, sums in zip(self._counts, self._sums, strict=True)
+            for count, parts in zip(self._counts, zip(*self._vector.each(self._sums), strict=True), strict=True)
+            for sums in [reduce(add, parts)]
         ]
 
 
@@ -119,13 +122,14 @@ def change_norms(
     """|saved - w| for each block; `now`: as in `project_change`."""
     blocks, ends = len(vector.layout.block_sizes), now or vector.parameters
     if (found := _at_once(vector, saved, ends, SQUARES, [1] * blocks)) is not None:
-        return np.sqrt([float(found[block][0]) if block in found else 0.0 for block in range(blocks)])
+        own = np.array([float(found[block][0]) if block in found else 0.0 for block in range(blocks)])
+        return np.sqrt(sum(vector.each(own)))
     squares = np.zeros(blocks)
     for p, w, s in zip(vector.parameters, ends, saved, strict=True):
         for lo, hi, part in differences(s, w):
             for block, a, b in vector.overlaps(vector.start_of(p) + lo, hi - lo):
                 squares[block] += float(part[a:b].double().square().sum())
-    return np.sqrt(squares)
+    return np.sqrt(sum(vector.each(squares)))
 
 
 def differences(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:

@@ -36,6 +36,12 @@ class Vector:
         self._scratch = torch.empty(0, device="cpu")
         self._operands: dict[int, tuple[int, bool, Any]] = {}
 
+    processes = 1  # that hold a part of it each
+
+    def each(self, own: Any) -> list[Any]:
+        """What all processes that hold parts of the vector have found of theirs, in order: here there is one."""
+        return [own]
+
     def __contains__(self, tensor: object) -> bool:
         return id(tensor) in self._starts
 
@@ -184,10 +190,11 @@ def move_entries(vector: Vector, change: Entries) -> None:
             weights are unchanged then.
     """
     check_scale(change.scale)
-    at = end = 0
+    at = 0
     ends = [at := _check(patch, at, vector.layout.size) for patch in change.patches]
     for parameter in vector.parameters:
-        elements, begin, end = flat(parameter), end, end + parameter.numel()
+        elements, begin = flat(parameter), vector.start_of(parameter)
+        end = begin + parameter.numel()
         for patch in change.patches[bisect_right(ends, begin) : bisect_left(ends, end) + 1]:
             where, values = patch.within(begin, end)
             if len(values):
