@@ -25,6 +25,8 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
+from fedseed.errors import RecipeError
+
 # these take long; a run imports whatever else it needs. peft would bring bitsandbytes, which looks for GPUs: a process
 # that has done so has children that can use none
 IMPORTED = [
@@ -35,7 +37,14 @@ COMMAND = "FEDSEED_COMMAND"  # in the environment of the command line and its pr
 CONTEXT = multiprocessing.get_context("forkserver")
 NEW = multiprocessing.get_context("spawn")
 GONE = 3  # exit code of a process whose asker is gone
+GROUP = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1  # that torchrun started
 _LOCK = threading.Lock()
+
+
+def alone(what: str) -> None:
+    """Raises RecipeError if torchrun has started this process with others (`fedseed.federation.group`)."""
+    if GROUP > 1:
+        raise RecipeError(f"{what}: not for processes that torchrun starts together; leave one of the two out")
 
 
 def start(

@@ -30,7 +30,7 @@ from fedseed.cli.common import (
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.errors import PAPERS, FedseedError, RecipeError, plural, to_install
 from fedseed.experiments import sweeps
-from fedseed.processes import COMMAND, warm
+from fedseed.processes import COMMAND, alone, warm
 from fedseed.registry import COMMANDS
 from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.reports.progress import Shown
@@ -90,12 +90,15 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Say which version this is.", callback=_show_version, is_eager=True)
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback if something fails.")] = False,
 ) -> None:
     """Takes the options that stand before the command."""
+    if context.invoked_subcommand not in ("run", "join"):
+        alone(f"fedseed {context.invoked_subcommand}")
     global _debug
     _debug = debug
 
@@ -207,6 +210,8 @@ def _run(
     check_places(recipe)
     if running.ray is not None and running.workers is None:
         raise RecipeError("--ray: say by --workers how many processes the cluster is to have")
+    if running.workers is not None:
+        alone("--workers")
     if running.workers is not None and running.ray is None:
         warm()
     from fedseed.runs.assembly import build  # torch from here on

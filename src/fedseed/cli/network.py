@@ -34,6 +34,7 @@ from fedseed.federation.control import Status, read
 from fedseed.federation.protocol import listed
 from fedseed.metrics import metric_of, metric_title, shown_metrics
 from fedseed.orbit import Orbit
+from fedseed.processes import alone
 from fedseed.reports.progress import Shown
 from fedseed.reports.prometheus import Exporter
 from fedseed.reports.results import read_summary
@@ -191,6 +192,8 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
     name = run_name(checked, recipe, reaching.run)
     own = OwnData(site.data, site.evaluation_file, site.evaluation)
     way = transport(reaching.reach(checked, site.client[0]), name)
+    if site.out is not None:
+        alone("--out")
     from fedseed.runs.joining import Loading, joining, keep, orbit_place  # torch from here on
 
     orbit = None if site.out is None else orbit_place(site.out)

@@ -15,13 +15,13 @@ import torch
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.hosted import Hosted
+from fedseed.processes import GROUP, alone
 from fedseed.weights.space import ParameterSpace
 
 # what needs every process, as a path from `Hosted`
 TOLD = ("evaluate", *(f"worker.{name}" for name in (
     "train_all", "look", "apply", "catch_up", "space.digest", "space.dense", "space.norm",
 )))  # fmt: skip
-SIZE = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1  # processes of the group
 _led: list[Hosted] = []  # what this process has a part of
 _busy: list[str] = []  # what all do at the moment
 
@@ -32,14 +32,14 @@ def space_of(model: Any) -> type[ParameterSpace]:
     Raises:
         RecipeError: the group holds a model already, or this one can't be sharded.
     """
-    if SIZE == 1:
+    if GROUP == 1:
         return ParameterSpace
     from fedseed.weights.sharded import ShardedSpace, shard
 
     if _led:
         raise RecipeError("a torchrun group holds one model at its base, once: start it again, for one run")
     if hasattr(model, "peft_config"):
-        raise RecipeError("torchrun: a model with an adapter is not sharded; leave torchrun out")
+        alone("an adapter")
     shard(model, int(os.environ["LOCAL_RANK"]))
     return ShardedSpace
 
@@ -50,7 +50,7 @@ def gathered(hosted: Hosted) -> Hosted:
     Raises:
         FedseedError: this process has loaded another base or other settings than the first.
     """
-    if SIZE == 1:
+    if GROUP == 1:
         return hosted
     _led.append(hosted)
     if os.environ["RANK"] != "0":
@@ -87,8 +87,8 @@ def _follow(hosted: Hosted) -> NoReturn:
     while (order := _say()) is not None:
         path, given = order
         with suppress(FedseedError, ValueError):
-            model = hosted.worker.space.model.eval()
-            reduce(getattr, path.split("."), hosted)(*((model,) if path == "evaluate" else given))
+            act: Any = reduce(getattr, path.split("."), hosted)
+            act(*((hosted.worker.space.model.eval(),) if path == "evaluate" else given))
     raise SystemExit(0)
 
 

@@ -9,7 +9,7 @@ import torch
 from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
 from fedseed.federation.control import HELD_OUT, VALIDATION, averaged
-from fedseed.federation.group import SIZE, gathered, space_of
+from fedseed.federation.group import gathered, space_of
 from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
 from fedseed.models import adapters
@@ -20,6 +20,7 @@ from fedseed.objectives.prepared import Prepared, about, idle, left_out, prepare
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
 from fedseed.orbit import AdapterStart, Header
+from fedseed.processes import GROUP
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.stopping import VALIDATION_LOSS
@@ -73,7 +74,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     kind, head = kind_for(recipe, data)
     model, processor = load_model(
         settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head,
-        settings.device if SIZE == 1 else "cpu", settings.attention,  # sharded from there
+        settings.device if GROUP == 1 else "cpu", settings.attention,  # sharded from there
     )  # fmt: skip
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)

@@ -30,6 +30,7 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
+from fedseed.processes import alone
 from fedseed.runs.equipment import Equipment, equip, hosted_of
 from fedseed.runs.loop import rate_of
 from fedseed.runs.recipe import Recipe
@@ -181,6 +182,7 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print) ->
         RecipeError: the method has no rate; or the run is private, and trials would not count in its epsilon.
         FedseedError: no rate lowers the loss.
     """
+    alone('learning_rate = "auto"')
     if recipe.privacy is not None or recipe.secure_sums is not None:
         raise RecipeError("tune-rate: trials would show what [privacy] and [secure_sums] keep to clients: set a rate")
     key, rate = _key(recipe.method)

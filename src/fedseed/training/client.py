@@ -293,8 +293,8 @@ class LocalClient(Client):
         """Counts in the first round how many weights have moved, if they can lose small steps; frees memory."""
         if steps.lossy and self.round == 1 and self._start is not None:
             with self.phase("local"):
-                moved = count_moved(self.space.parameters, self._start)
-            self.cost.moved_weights, self.cost.movable_weights = map(sum, zip(*self.space.vector.each(moved), strict=True))
+                parts = self.space.vector.each(count_moved(self.space.parameters, self._start))
+            self.cost.moved_weights, self.cost.movable_weights = map(sum, zip(*parts, strict=True))
         self._give_back()
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:

@@ -42,7 +42,7 @@ def shard(model: torch.nn.Module, local: int) -> None:
     mesh = init_device_mesh("cuda" if gpu else "cpu", (dist.get_world_size(),))
     layers = set(getattr(model, "_no_split_modules", None) or ())
     for module in [m for m in model.modules() if type(m).__name__ in layers] + [model]:
-        made = fully_shard(module, mesh=mesh, reshard_after_forward=True)
+        made: Any = fully_shard(module, mesh=mesh, reshard_after_forward=True)
         made.set_custom_reduce_scatter(_OwnRun())
         made.set_gradient_divide_factor(1.0)
         made.set_force_sum_reduction_for_comms(True)
@@ -74,7 +74,7 @@ class ShardedVector(Vector):
         for p, entry in zip(parameters, layout.tensors, strict=True):
             rows = entry.shape[0]
             first = min(rows, rank * -(-rows // self.processes))  # as `torch.chunk` deals them out
-            self._starts[id(p)] = start + first * (entry.size // max(1, rows))
+            self.starts[id(p)] = start + first * (entry.size // max(1, rows))
             start += entry.size
 
     def each(self, own: Any) -> list[Any]:
@@ -93,7 +93,7 @@ class ShardedSpace(ParameterSpace):
     def __init__(self, model: torch.nn.Module, blocks: BlockRule = "one", digest_kind: DigestKind = "blake2b") -> None:
         assert isinstance(model, FSDPModule)
         super().__init__(model, blocks, digest_kind)
-        self._shards: list[Any] = self.parameters
+        self._shards = list[Any](self.parameters)
         self.parameters = [torch.nn.Parameter(p.to_local().detach()) for p in self._shards]
         self.vector = ShardedVector(self.parameters, self.layout)
         self.rows.reason = "the weights lie in shards"
@@ -114,9 +114,8 @@ class ShardedSpace(ParameterSpace):
         return b"".join(parts)
 
     def digest(self) -> str:
-        each = zip(self.layout.tensors, self._wholes(self.parameters), strict=True)
-        kind = self.digest_kind
-        return digest_of(((e.name, e.dtype, e.shape, *hashed([whole], kind)) for e, whole in each), kind)
+        each, kind = zip(self.layout.tensors, self._wholes(self.parameters), strict=True), self.digest_kind
+        return digest_of(((e.name, e.dtype, e.shape, next(iter(hashed([whole], kind)))) for e, whole in each), kind)
 
     def dense(self) -> bytes:
         return self._bytes(self.parameters)
@@ -152,5 +151,5 @@ def _arrived(own: torch.nn.Parameter, p: Any) -> None:
     """Hands a gradient from FSDP's parameter to this process' run of it, as backward would."""
     gradient, p.grad = p.grad.to_local(), None
     own.grad = gradient if own.grad is None else own.grad.add_(gradient)
-    for hook in list((own._post_accumulate_grad_hooks or {}).values()):
+    for hook in list((getattr(own, "_post_accumulate_grad_hooks") or {}).values()):  # noqa: B009 (another's own)
         hook(own)
