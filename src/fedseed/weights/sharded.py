@@ -74,7 +74,7 @@ class ShardedVector(Vector):
         for p, entry in zip(parameters, layout.tensors, strict=True):
             rows = entry.shape[0]
             first = min(rows, rank * -(-rows // self.processes))  # as `torch.chunk` deals them out
-            self.starts[id(p)] = start + first * (entry.size // max(1, rows))
+            self._starts[id(p)] = start + first * (entry.size // max(1, rows))
             start += entry.size
 
     def each(self, own: Any) -> list[Any]:
