@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from fedseed.weights.change import Floats
 from fedseed.weights.dense_digest import digest_of
 from fedseed.weights.digest import hashed, tensor_bytes
+from fedseed.weights.heap import map_large
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout
 from fedseed.weights.space import ParameterSpace
 from fedseed.weights.vector import Vector
@@ -34,6 +35,7 @@ def shard(model: torch.nn.Module, local: int) -> None:
         model: whole, on the CPU; of transformers, which names the classes of its layers.
         local: this process' number on its machine.
     """
+    map_large()  # or layers that were whole leave holes in the heap, as large as all of them
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(local)
