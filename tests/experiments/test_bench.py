@@ -8,7 +8,7 @@ import pytest
 from fedseed.errors import RecipeError
 from fedseed.experiments import bench
 from fedseed.experiments.bench import cost_table, fits, measure, reckon
-from fedseed.models.loading import locate
+from fedseed.models.loading import load_model, locate
 from fedseed.runs.recipe import read_recipe
 from support.command import fedseed, well
 
@@ -71,13 +71,20 @@ def test_parts_are_those_of_the_method():
         assert found.pop("weights") >= WEIGHTS
         return found
 
+    moved = {"the largest tensor, perturbed": max(p.numel() for p in load_model("small")[0].parameters()) * 4}
+
     trained = {"gradients": WEIGHTS, "start copy of the weights": WEIGHTS}
     assert parts("quickstart-ferret") == {**trained, **logits(10)}
-    assert "gradients" not in parts("quickstart-ferret", "method.streaming=true")
+    streaming = parts("quickstart-ferret", "method.streaming=true")
+    assert "gradients" not in streaming and streaming["start copy of the weights"] == WEIGHTS
     assert parts("quickstart-fedavg") == {**trained, "optimiser's averages": 2 * WEIGHTS, **logits(10)}
-    assert parts("small-feedsign", "method.optimizer=adam") == {"averages of the steps": 2 * WEIGHTS, **logits(10)}
+    assert parts("small-feedsign", "method.optimizer=adam") == {
+        "averages of the steps": 2 * WEIGHTS,
+        **moved,
+        **logits(10),
+    }
     assert parts("small-mezo", "method.optimizer=hiso")["averages of the steps"] == WEIGHTS  # the diagonal
-    assert parts("small-fedkseed") == {"copy of the base": WEIGHTS, **logits(10, 4)}
+    assert parts("small-fedkseed") == {"copy of the base": WEIGHTS, **moved, **logits(10, 4)}
     assert next(iter(logits(256))) in dict(of("quickstart-ferret").parts)  # the model's positions
     adapted = of("quickstart-fedavg", "model.adapter.kind=lora")
     assert dict(adapted.parts)["gradients"] == 4 * adapted.trained < 400_000 < adapted.parameters

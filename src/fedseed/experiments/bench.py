@@ -6,7 +6,7 @@ the layers, messages, libraries and data come on top of it.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -45,16 +45,18 @@ class Reckoned:
         trained: how many of them train.
         dtype: the weights' dtype.
         parts: (name, bytes); what takes nothing is left out.
+        libraries: what Python takes with them.
     """
 
     parameters: int
     trained: int
     dtype: str
     parts: Sequence[tuple[str, int]]
+    libraries: int = field(default=0, compare=False)
 
     @property
     def total(self) -> int:
-        """Returns the bytes of all parts together."""
+        """Returns the bytes of all parts together, without libraries."""
         return sum(size for _, size in self.parts)
 
 
@@ -78,7 +80,7 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
     if method.from_base:
         parts.append(("copy of the base", trained))
     if getattr(method, "streaming", False):
-        parts.append(("the largest gradient", max(map(_bytes, tuned))))
+        parts += [("start copy of the weights", trained), ("the largest gradient", max(map(_bytes, tuned)))]
     elif method.needs_gradients:
         parts.append(("gradients", trained))
         if training is not None:
@@ -87,6 +89,8 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
             parts += [("start copy of the weights", trained), ("optimiser's averages", remembered * trained)]
     elif not method.from_base and not method.stepwise:
         parts.append(("start copy of the weights", trained))
+    if not method.needs_gradients:
+        parts.append(("the largest tensor, perturbed", max(map(_bytes, tuned))))
     averages = AVERAGES.get(getattr(method, "optimizer", getattr(method, "server", "")), 0)
     parts.append(("averages of the steps", 4 * count * averages))
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
@@ -96,7 +100,8 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
         batch = int(getattr(method, "micro_batch", 0) or getattr(how, "batch", 1))  # that go through it at a time
         size = batch * length * vocabulary * getattr(torch, settings.dtype).itemsize
         parts.append((f"logits of {plural(batch, 'example')} of {length:,} tokens", size))
-    return Reckoned(sum(p.numel() for p in tensors), count, settings.dtype, [part for part in parts if part[1]])
+    own = resident_memory()  # this process has loaded no weights yet
+    return Reckoned(sum(p.numel() for p in tensors), count, settings.dtype, [part for part in parts if part[1]], own)
 
 
 def _outline(recipe: Recipe) -> Any:
@@ -242,9 +247,10 @@ def fits(found: Reckoned, device: str) -> tuple[bool, str]:
     """
     on_gpu = device != "cpu" and torch.cuda.is_available()
     free = torch.cuda.mem_get_info()[0] if on_gpu else available_memory()[1]
-    takes = f"That is {human_bytes(found.total)}, and more with activations, messages and libraries"
-    where = "of the GPU's memory" if on_gpu else "of memory"
-    enough = found.total <= free
+    total, libraries = found.total, 0 if on_gpu else found.libraries
+    more = f" and {human_bytes(libraries)} for Python and libraries" if libraries else ""
+    takes = f"That is {human_bytes(total)}{more}, and more with activations and messages"
+    where, enough = "of the GPU's memory" if on_gpu else "of memory", total + libraries <= free
     return enough, f"{takes}; {human_bytes(free)} {where} are free: it {'may fit' if enough else 'does not fit'}."
 
 
