@@ -44,8 +44,8 @@ _ROWS, _COLUMNS = tl.constexpr(32), tl.constexpr(64)  # the tile of a matrix tha
 _PAIRS = 64  # pairs that a program of `_along` works on
 # numbers in a row of a table of jobs, with the first program's
 _FILL = tl.constexpr(7)  # first pair's numbers, pairs, elements, start, domain, where they go
-# out, source, size, start, elements before it in its row, rows, columns, coefficients, groups, signs of both
-_SUM = tl.constexpr(12)
+# out, source, size, start, elements before it in its row, rows, columns, coefficients, groups, signs of both, words
+_SUM = tl.constexpr(15)
 
 
 @triton.jit(do_not_specialize=["jobs"])
@@ -73,8 +73,8 @@ def _fill(table, pairs, out, jobs, ELEMENTS: tl.constexpr):  # type: ignore[no-u
     tl.store(out + tl.load(row + 6) + g * size + i, pattern.to(tl.uint8), mask=i < size)
 
 
-@triton.jit(do_not_specialize=["jobs", "scale_bits", "turn", "key0", "key1"])
-def _sum(table, signs, factors, jobs, scale_bits, turn, key0, key1, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["jobs", "scale_bits"])
+def _sum(table, signs, factors, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
     """A tile of a matrix: the sum over all pairs, eight at a time, and what becomes of it; for each job of a table.
 
     `factors` are the coefficients; `HOW` is that of `fedseed.randomness.kernels.triton._add_up`, without a kind.
@@ -111,11 +111,8 @@ def _sum(table, signs, factors, jobs, scale_bits, turn, key0, key1, HOW: tl.cons
     old = total
     if dtype != TOTAL:
         old = read(source, p, inside, dtype)
-    turn = turn.to(tl.uint32, bitcast=True)
-    key0 = key0.to(tl.uint32, bitcast=True)
-    key1 = key1.to(tl.uint32, bitcast=True)
     scale = scale_bits.to(tl.float32, bitcast=True)
-    value = moved(old, total, scale, tl.load(row + 4) + p, turn, key0, key1, dtype, drawn)
+    value = moved(old, total, scale, tl.load(row + 4) + p, row + 12, dtype, drawn)
     write(out, p, inside, value, dtype)
 
 
@@ -222,7 +219,7 @@ def _move_wave(jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, round
         before = job.start - matrix.start - first * matrix.columns
         sums.append((
             job.out.data_ptr(), job.source.data_ptr(), len(job.out), job.start, before, rows, matrix.columns,
-            own, records.groups, held, right,
+            own, records.groups, held, right, *rounding_words(rounding),
         ))  # fmt: skip
         programs.append(-(-rows // _ROWS.value) * -(-matrix.columns // _COLUMNS.value))
         held = right + records.groups * matrix.columns
@@ -231,7 +228,7 @@ def _move_wave(jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, round
     table, grid = table_of(sums, programs, device)
     aligned = all(number % 16 == 0 for row in sums for number in (*row[:5], row[6]))
     launch(
-        _sum, (grid,), table, signs, sent(coefficients, device), len(sums), int_bits(scale), *rounding_words(rounding),
+        _sum, (grid,), table, signs, sent(coefficients, device), len(sums), int_bits(scale),
         HOW=4 * dtype + 32 * (rounding is not None) + 64 * aligned,
     )  # fmt: skip
 

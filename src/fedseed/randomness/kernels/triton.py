@@ -69,7 +69,7 @@ _NAN = C(0x7FC00000)  # of a step that has the launch's scale
 _ROUNDING = C(int(Domain.ROUNDING))
 _ROW = C(7)  # numbers in a unit: key (two words), number, mass, bound, payload from, to
 # numbers in a row of a table of jobs, after the first program's
-_JOB = C(6)  # out, source, size, start, where its sums begin
+_JOB = C(9)  # out, source, size, start, where its sums begin, words to round by
 _RUN = C(10)  # a, b, size, start, first chunk, chunks, unit, products, where they go
 _SUM = C(5)  # first number, rows, their width, where the sum goes
 
@@ -244,28 +244,29 @@ def write(out, p, inside, value, DTYPE: tl.constexpr):  # type: ignore[no-untype
 
 
 @triton.jit
-def _word_of(element, turn, key0, key1):  # type: ignore[no-untyped-def]
-    """The random word by which an element is rounded."""
-    w0, w1, w2, w3 = philox_words(element >> 2, turn, _ROUNDING, key0, key1)
+def _word_of(element, words):  # type: ignore[no-untyped-def]
+    """The random word by which an element is rounded; `words` are the step and the key's words."""
+    turn, key0, key1 = tl.load(words), tl.load(words + 1), tl.load(words + 2)
+    w0, w1, w2, w3 = philox_words(element >> 2, turn.to(tl.uint32), _ROUNDING, key0.to(tl.uint32), key1.to(tl.uint32))
     i = element & 3
     return tl.where(i == 0, w0, tl.where(i == 1, w1, tl.where(i == 2, w2, w3)))
 
 
 @triton.jit
-def moved(old, total, scale, element, turn, key0, key1, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
+def moved(old, total, scale, element, words, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
     """A sum; or weights with scale * total added."""
     if DTYPE == TOTAL:
         value = total
     else:
         word = element
         if DRAW and DTYPE != _SINGLE:
-            word = _word_of(element, turn, key0, key1)
+            word = _word_of(element, words)
         value = _rounded(old + (total * scale + 0.0), word, DTYPE, DRAW)  # + 0.0: no negative zero
     return value
 
 
-@triton.jit(do_not_specialize=["jobs", "scale_bits", "turn", "key0", "key1"])
-def _add_up(table, sums, jobs, scale_bits, turn, key0, key1, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["jobs", "scale_bits"])
+def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
     """A tile of one of the jobs of a table: the sums over all units of its steps, and what becomes of them.
 
     A job's run has `size` elements, the first of which is element `start` of the vector. Each step is rounded. `HOW`:
@@ -288,9 +289,6 @@ def _add_up(table, sums, jobs, scale_bits, turn, key0, key1, HOW: tl.constexpr):
     prepared = sums + tl.multiple_of(tl.load(row + 5), 32)
     tile += begin // width
     from_ = tile * width - begin
-    turn = turn.to(tl.uint32, bitcast=True)
-    key0 = key0.to(tl.uint32, bitcast=True)
-    key1 = key1.to(tl.uint32, bitcast=True)
     # entries that a block of words makes
     per_block: tl.constexpr = 128 if kind >= _SIGNS else 4
     blocks: tl.constexpr = width // per_block
@@ -355,13 +353,13 @@ def _add_up(table, sums, jobs, scale_bits, turn, key0, key1, HOW: tl.constexpr):
                         t2 += coefficient * e2
                         t3 += coefficient * e3
         if kind >= _SIGNS:
-            v0 = moved(v0, t0, scale, begin + p0, turn, key0, key1, dtype, drawn)
-            v1 = moved(v1, t1, scale, begin + p1, turn, key0, key1, dtype, drawn)
-            v2 = moved(v2, t2, scale, begin + p2, turn, key0, key1, dtype, drawn)
-            v3 = moved(v3, t3, scale, begin + p3, turn, key0, key1, dtype, drawn)
+            v0 = moved(v0, t0, scale, begin + p0, row + 6, dtype, drawn)
+            v1 = moved(v1, t1, scale, begin + p1, row + 6, dtype, drawn)
+            v2 = moved(v2, t2, scale, begin + p2, row + 6, dtype, drawn)
+            v3 = moved(v3, t3, scale, begin + p3, row + 6, dtype, drawn)
         else:
             total = tl.reshape(tl.join(tl.join(t0, t2), tl.join(t1, t3)), (blocks, 4))
-            v = moved(v, total, scale, begin + p, turn, key0, key1, dtype, drawn)
+            v = moved(v, total, scale, begin + p, row + 6, dtype, drawn)
 
     if kind >= _SIGNS:
         write(out, p0, in0, v0, dtype)
@@ -372,14 +370,11 @@ def _add_up(table, sums, jobs, scale_bits, turn, key0, key1, HOW: tl.constexpr):
         write(out, p, inside, v, dtype)
 
 
-@triton.jit(do_not_specialize=["turn", "key0", "key1", "size"])
-def _draw(out, values, turn, key0, key1, size, start, DTYPE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["size"])
+def _draw(out, values, words, size, start, DTYPE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Values, rounded up or down by the words of elements start, start + 1, ..."""
     p = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    turn = turn.to(tl.uint32, bitcast=True)
-    key0 = key0.to(tl.uint32, bitcast=True)
-    key1 = key1.to(tl.uint32, bitcast=True)
-    word = _word_of(p + start, turn, key0, key1)
+    word = _word_of(p + start, words)
     value = tl.load(values + p, mask=p < size, other=0.0)
     write(out, p, p < size, _rounded(value, word, DTYPE, True), DTYPE)
 
@@ -685,15 +680,16 @@ def move_all(jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None
         else:
             together, at = joined([job.prepared.numbers for job in own])
             numbers = sent(together, device)
+        words = rounding_words(rounding)
         rows = [
-            (job.out.data_ptr(), job.source.data_ptr(), len(job.out), job.start, at[id(job.prepared.numbers)])
+            (job.out.data_ptr(), job.source.data_ptr(), len(job.out), job.start, at[id(job.prepared.numbers)], *words)
             for job in own
         ]
         tile = _TILE[kind] if rounding is None else _ENTRIES_TILE.value
         table, programs = table_of(rows, [-(-(row[3] + row[2]) // tile) - row[3] // tile for row in rows], device)
         aligned = all(number % 16 == 0 for row in rows for number in row[:4])
         launch(
-            _add_up, (programs,), table, numbers, len(own), int_bits(scale), *rounding_words(rounding),
+            _add_up, (programs,), table, numbers, len(own), int_bits(scale),
             HOW=kind + 4 * DTYPES[dtype] + 32 * (rounding is not None) + 64 * aligned,
         )  # fmt: skip
 
@@ -701,7 +697,7 @@ def move_all(jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None
 def rounding_words(rounding: tuple[int, int] | None) -> list[int]:
     """The step and the key's words that numbers are rounded by."""
     seed, step = rounding or (0, 0)
-    return [int_bits(word, np.uint32) for word in (step, *split_seed(seed))]
+    return [step, *map(int, split_seed(seed))]
 
 
 def empty(count: int) -> torch.Tensor:
@@ -712,8 +708,9 @@ def empty(count: int) -> torch.Tensor:
 def draw(out: torch.Tensor, values: torch.Tensor, dtype: str, rounding: tuple[int, int], start: int) -> None:
     """out = values rounded up or down, by the random words of elements start, start + 1, ..."""
     if len(out):
-        on, words = (out.view(torch.int16), values.contiguous()), rounding_words(rounding)
-        launch(_draw, (-(-len(out) // 1024),), *on, *words, len(out), start, DTYPE=DTYPES[dtype], TILE=1024)
+        words = sent(np.array(rounding_words(rounding), dtype=np.int64), out.device)
+        on = out.view(torch.int16), values.contiguous(), words, len(out), start
+        launch(_draw, (-(-len(out) // 1024),), *on, DTYPE=DTYPES[dtype], TILE=1024)
 
 
 def project_sums(
