@@ -41,8 +41,12 @@ def recipe(base: Path, rounds: str, method: str) -> str:
 
 def fedseed(*arguments: Any) -> tuple[str, float, int]:
     """Runs the command line; returns what it prints, its processor seconds, and its peak in bytes."""
+    return ran(sys.executable, "-m", "fedseed", *map(str, arguments))
+
+
+def ran(*command: str) -> tuple[str, float, int]:
+    """The same of any command."""
     begin = time.time()
-    command = [sys.executable, "-m", "fedseed", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     said = process.stdout.read()
@@ -52,12 +56,32 @@ def fedseed(*arguments: Any) -> tuple[str, float, int]:
     return said, used.ru_utime + used.ru_stime, used.ru_maxrss << 10
 
 
+def two_passes(base: Path) -> None:
+    """Prints what two forward passes of an example take, in seconds: the least of three."""
+    import torch
+
+    from fedseed.models.loading import load_model
+
+    model, _ = load_model(str(base), "bfloat16")
+    ids, spent = torch.arange(TOKENS)[None], []
+    with torch.no_grad():
+        for _ in range(4):
+            begin = time.perf_counter()
+            model(input_ids=ids, use_cache=False)
+            spent.append(time.perf_counter() - begin)
+    print(2 * min(spent[1:]))
+
+
 def main() -> None:
     """Prints a row for each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["tinyllama-1.1b", "llama-3b"])
     parser.add_argument("--out", type=Path, default=Path("/tmp/large"))
+    parser.add_argument("--passes", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.passes:
+        two_passes(args.passes)
+        return
     print("| base | run | a round: local, s | rebuild, s | processor s | peak, GB | reckoned, GB | off by |")
     print("|---|---|---|---|---|---|---|---|")
     for shape in args.shapes:
@@ -67,6 +91,8 @@ def main() -> None:
         (args.out / "data" / "a.jsonl").write_text(text)
         if not base.exists():
             subprocess.run([sys.executable, SCRIPTS / "make_random_base.py", shape, "--out", base], check=True)
+        spent = float(ran(sys.executable, __file__, "--passes", str(base))[0])
+        print(f"| {shape} | two forward passes | {spent:.1f} | | | | | |", flush=True)
         for name, (rounds, method) in METHODS.items():
             file, folder = args.out / "recipe.toml", args.out / f"run-{shape}-{name.split(',')[0]}"
             file.write_text(recipe(base, rounds, method))
@@ -77,6 +103,8 @@ def main() -> None:
             total = reckoned["memory"]["total"] + reckoned["memory"]["libraries"]
             row = f"{seconds['local']:.1f} | {seconds.get('rebuild', 0):.1f} | {spent:.0f} | {peak / 1e9:.2f}"
             print(f"| {shape} | {name} | {row} | {total / 1e9:.2f} | {peak / total - 1:+.0%} |", flush=True)
+            _, spent, peak = fedseed("orbit", "replay", folder, "--out", folder / "model")
+            print(f"| {shape} | replay of it | | | {spent:.0f} | {peak / 1e9:.2f} | | |", flush=True)
 
 
 if __name__ == "__main__":
