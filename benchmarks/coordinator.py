@@ -1,9 +1,12 @@
-"""What a client costs the coordinator, by how many there are: processor time in microseconds a client, without a wire.
+"""What a client costs the coordinator, by how many there are: microseconds a client, without a wire.
 
     python benchmarks/coordinator.py [--clients 100 1000 10000 100000] [--method feedsign] [--times 3]
+    python benchmarks/coordinator.py --drawn        # table and picture of the rows that were stored
 
 The clients are puppets in the coordinator's process. Each is a process of its own to it, and answers at once what it is
-asked; their messages are made beforehand, and not counted. As over NATS, others have their turn after eight messages.
+asked; their messages are made beforehand, and not counted, and the collector of garbage leaves the first ones alone. As
+over NATS, others have their turn after eight messages. All numbers of clients take turns, small ones several times in
+each, so that what else the machine does meets all of them. Rows have the processor's time and the clock's.
 
     join       a client says who it is, and hello; by name, and (enrol) where whoever comes takes part
     round      its update is checked and counted, and becomes a step with the others'
@@ -13,8 +16,12 @@ asked; their messages are made beforehand, and not counted. As over NATS, others
 import argparse
 import asyncio
 import base64
+import csv
+import gc
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from statistics import median
 
 from fedseed.aggregation import Mean
 from fedseed.federation.control import Attach, Beat, Hello, Report
@@ -33,6 +40,10 @@ from fedseed.weights.layout import Layout, TensorEntry
 
 IN_A_ROW = 8  # messages that are looked at before others have their turn (`fedseed.transport.nats_hearing`)
 UPDATES = {"feedsign": b"\x01", "zo-fedsgd": b"\x00\x00\x80?"}  # payloads
+PHASES = ("join", "enrol", "round", "report")
+DOCS = Path(__file__).parent.parent / "docs"
+ROWS, PICTURE = DOCS / "figures" / "coordinator.csv", DOCS / "pictures" / "coordinator.png"
+ONCE = 10_000  # clients of a turn, at least: a hundred of them answer too soon for a clock
 LAYOUT = Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16))
 
 
@@ -55,8 +66,19 @@ class Puppets(MemoryCoordinator):
                 await asyncio.sleep(0)
 
 
-async def measured(method: Method, count: int, enrols: bool) -> dict[str, float]:
-    """Returns processor seconds of each phase."""
+class Clock:
+    """Seconds of the processor and of the clock since it was made."""
+
+    def __init__(self) -> None:
+        self.began = time.process_time(), time.perf_counter()
+
+    def read(self) -> tuple[float, float]:
+        """Returns both."""
+        return time.process_time() - self.began[0], time.perf_counter() - self.began[1]
+
+
+async def measured(method: Method, count: int, enrols: bool) -> dict[str, tuple[float, float]]:
+    """Returns seconds of each phase, the processor's and the clock's."""
     names = [f"client-{number:06d}" for number in range(count)]
     end = Puppets("bench", Shared(), None, QUIET)
     known = () if enrols else tuple(names)
@@ -69,9 +91,11 @@ async def measured(method: Method, count: int, enrols: bool) -> dict[str, float]
         about = Hello(host=name, header=start, names=[name], names_matter=False, at=0)
         said.append((name, "hello", about.encode()))
     end.said = said
-    began = time.process_time()
+    gc.collect()
+    gc.freeze()  # what is there by now is no work of the coordinator's
+    clock = Clock()
     await talk.start(fresh=False, known=False)
-    seconds["enrol" if enrols else "join"] = time.process_time() - began
+    seconds["enrol" if enrols else "join"] = clock.read()
     coordinator = await talk.open(count, Mean())
     assert talk.rounds is not None and talk.roster.names == names and len(talk.roster.present()) == count
     epoch = talk.session.incarnation
@@ -80,37 +104,99 @@ async def measured(method: Method, count: int, enrols: bool) -> dict[str, float]
             (name, "update", Message(MessageKind.UPDATE, method.code, number, at, UPDATES[method.name]).encode())
             for at, name in enumerate(names)
         ]
-        began = time.process_time()
+        clock = Clock()
         gathered = await talk.rounds.gather(number)
         coordinator.close()
-        seconds["round"] = time.process_time() - began
+        seconds["round"] = clock.read()
         assert len(gathered.update_bytes) == count and not gathered.refused
     for name in names:
         await talk.receive(name, "beat", Beat(at=2, epoch=epoch).encode())
     spent = Cost({"local": 1.0}, forward_passes=4, losses=2.5, counted=1)
     report = Report(at=2, epoch=epoch, round=2, digest="cd" * 16, spent=spent).encode()
     end.said = [(name, "report", report) for name in names]
-    began = time.process_time()
+    clock = Clock()
     digest = await talk.inquiry.ask(RoundLine(2), evaluate=False)
-    seconds["report"] = time.process_time() - began
+    seconds["report"] = clock.read()
     assert digest == "cd" * 16
     await talk.close()
+    gc.unfreeze()
     return seconds
 
 
+def turn(method: Method, count: int) -> dict[str, tuple[float, float]]:
+    """Returns microseconds a client of each phase, the processor's and the clock's."""
+    sums = {phase: [0.0, 0.0, 0.0] for phase in PHASES}
+    for _ in range(max(1, ONCE // count)):
+        for enrols in (False, True):
+            for phase, seconds in asyncio.run(measured(method, count, enrols)).items():
+                sums[phase] = [a + b for a, b in zip(sums[phase], (*seconds, count), strict=True)]
+    return {phase: (1e6 * busy / clients, 1e6 * wall / clients) for phase, (busy, wall, clients) in sums.items()}
+
+
+def medians(rows: Sequence[Sequence[str]]) -> dict[int, dict[str, tuple[float, float]]]:
+    """Returns by count and phase the median microseconds a client, the processor's and the clock's."""
+    found: dict[int, dict[str, tuple[float, float]]] = {}
+    for count in sorted({int(row[0]) for row in rows}):
+        of = {phase: [row for row in rows if (int(row[0]), row[1]) == (count, phase)] for phase in PHASES}
+        found[count] = {
+            phase: (median(float(row[3]) for row in mine), median(float(row[4]) for row in mine))
+            for phase, mine in of.items()
+        }
+    return found
+
+
+def draw(found: dict[int, dict[str, tuple[float, float]]], path: Path) -> None:
+    """A line for each phase: the processor's time solid, the clock's dotted."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import StrMethodFormatter
+
+    from fedseed.reports.plots import COLOURS
+
+    figure = Figure(figsize=(6.4, 3.8))
+    axes = figure.subplots()
+    for phase, colour in zip(PHASES, COLOURS, strict=False):
+        for at, dashes in enumerate(("-", ":")):
+            points = [values[phase][at] for values in found.values()]
+            label = phase if at == 0 else None
+            axes.plot(list(found), points, dashes, color=colour, marker="o", markersize=3.5, label=label)
+    axes.set(xscale="log", yscale="log", ylim=(5, 1000), xlabel="clients", ylabel="microseconds a client")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.legend(title="processor (dotted: clock)", ncols=4, loc="center")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
-    """Runs what is asked for."""
+    """Measures, stores rows, and prints and draws what they say."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--clients", type=int, nargs="*", default=[100, 1_000, 10_000, 100_000])
     parser.add_argument("--method", choices=UPDATES, default="feedsign")
-    parser.add_argument("--times", type=int, default=3, help="the lowest of so many counts")
+    parser.add_argument("--times", type=int, default=3, help="turns")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="CSV of what was measured")
+    parser.add_argument("--picture", type=Path, default=PICTURE)
+    parser.add_argument("--drawn", action="store_true", help="measure nothing: of the rows that are there")
     asked = parser.parse_args()
-    method = REGISTRY.get(asked.method)()
-    print(f"{'clients':>8} {'join':>8} {'enrol':>8} {'round':>8} {'report':>8}   us a client", flush=True)
-    for count in asked.clients:
-        runs = [asyncio.run(measured(method, count, enrols)) for _ in range(asked.times) for enrols in (False, True)]
-        best = [min(run[phase] for run in runs if phase in run) for phase in ("join", "enrol", "round", "report")]
-        print(f"{count:>8,}" + "".join(f" {1e6 * seconds / count:>8.1f}" for seconds in best), flush=True)
+    if not asked.drawn:
+        method = REGISTRY.get(asked.method)()
+        turn(method, min(asked.clients))  # imports, and what Python keeps
+        with asked.rows.open("w", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(["clients", "phase", "turn", "processor_us", "wall_us"])
+            for at in range(asked.times):
+                for count in asked.clients:
+                    for phase, (busy, wall) in turn(method, count).items():
+                        rows.writerow([count, phase, at + 1, f"{busy:.1f}", f"{wall:.1f}"])
+                    file.flush()
+    with asked.rows.open(newline="") as file:
+        found = medians(list(csv.reader(file))[1:])
+    print("| clients | " + " | ".join(PHASES) + " |\n|" + "---|" * (1 + len(PHASES)))
+    for count, values in found.items():
+        print(f"| {count:,} | " + " | ".join(f"{busy:.0f} ({wall:.0f})" for busy, wall in values.values()) + " |")
+    ratios = [[v[phase][0] for v in found.values()] for phase in PHASES]
+    print("| largest / smallest | " + " | ".join(f"{max(r) / min(r):.2f}" for r in ratios) + " |")
+    draw(found, asked.picture)
+    print(f"Picture: {asked.picture}")
 
 
 if __name__ == "__main__":
