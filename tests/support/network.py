@@ -350,7 +350,12 @@ class Network:
     def __init__(self, server, folder, recipe, run="test", **common):
         self.server, self.folder, self.run = server, folder, run
         self.recipe = {"seed": 3, "rounds": 6, "evaluation": {"every": 2}, **recipe}
-        self.recipe["federation"] = {"joint": False, "dead_after": 30.0, **self.recipe.get("federation", {})}
+        self.recipe["federation"] = {
+            "joint": False,
+            "dead_after": 30.0,
+            "patience": 600.0,
+            **self.recipe.get("federation", {}),
+        }
         self.common = {"nats": server.url, **common}
         self.children = []
         self.out = folder / "run"
