@@ -28,9 +28,10 @@ def move(
 
 
 def _move(
-    vector: Vector, prepare: Prepare, scale: float,
-    base: Sequence[torch.Tensor] | None = None, rounding: Rounding | None = None, how: str = "move",
+    vector: Vector, prepare: Prepare, scale: float | None,
+    base: Sequence[torch.Tensor] | None = None, rounding: Rounding | None = None,
 ) -> None:  # fmt: skip
+    """`move` of what is prepared; no scale: steps that have scales of their own."""
     together: dict[kernels.Kernels, list[Job]] = {}  # what one launch can do
     copies: dict[int, torch.Tensor] = {}  # of tensors with gaps in memory
     for index, lo, hi, start, kernel, prepared in vector.pieces(prepare):
@@ -42,12 +43,12 @@ def _move(
         job = Job(out, source, dtype_name(p), prepared, start)
         if kernel.TENSORS and not isinstance(prepared, list):
             together.setdefault(kernel, []).append(job)
-        elif how == "move":
-            kernel.move(*job[:4], scale, start)
-        else:
+        elif scale is None:
             kernel.move_steps(out, job.dtype, prepared, start)
+        else:
+            kernel.move(*job[:4], scale, start)
     for kernel, jobs in together.items():
-        kernel.move_all(jobs, scale, rounding)
+        kernel.move_all(jobs, 1.0 if scale is None else scale, rounding)
     for index, elements in copies.items():
         write_back(vector.parameters[index], elements)
 
@@ -63,7 +64,7 @@ def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
     def prepare(kernel: kernels.Kernels, block: int, length: int) -> Any:
         return kernel.prepare_steps([(parts(block), scale) for parts, scale in sums], length)
 
-    _move(vector, prepare, 1.0, how="move_steps")
+    _move(vector, prepare, None)
 
 
 def write(out: torch.Tensor, values: torch.Tensor, rounding: Rounding, start: int) -> None:

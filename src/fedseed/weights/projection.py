@@ -87,7 +87,7 @@ def _at_once(
             for block, a, b in vector.overlaps(first, min(PIECE, len(s) - lo)):
                 part, length = slice(lo + a, lo + b), vector.layout.block_sizes[block]
                 runs.append(Operand(s[part], w[part], first + a, block, counts[block], length))
-    found: dict[int, NDArray[np.float64]] = kernel.project_all(spec, 0, runs)
+    found: dict[int, NDArray[np.float64]] = kernel.project_all(spec, 0, runs) if runs else {}
     return found
 
 

@@ -33,7 +33,7 @@ class Kernels:
     """An implementation of all bases; see `reference` for the meaning of the arguments.
 
     What has nothing to do with matrices is the flat kernels' own: `TENSORS` (whether they take and give torch tensors
-    in place of arrays), `element_words`, `draw` (None: tensors are rounded by torch), `product` (None: make a copy).
+    in place of arrays), `draw` (rounds stochastically), `product` (None: make a copy).
 
     Args:
         flat: the implementation (a module) of the other bases.
