@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+import fedseed
 from fedseed import Basis, ParameterSpace
 from fedseed.models.loading import load_model
 from fedseed.objectives.losses import CausalLM, Choices
@@ -29,6 +30,7 @@ from support.text_bases import write
 from support.tiers import mark
 
 LAUNCHES = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "launches.py"))
+OURS = str(Path(fedseed.__file__).parent)
 KEPT = json.loads(LAUNCHES["TABLE"].read_text())
 MOST = {"a look": 2, "a step": 6, "project": 10, "project, hadamard": 10, "apply": 10, "norms": 10}
 LAYERS = {"125M": 12, "1.3B": 24, "7B": 32}
@@ -93,7 +95,7 @@ class Waits(TorchFunctionMode):
         masked = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
         copied = name == "to" and isinstance([*args, None][1], torch.device) and not kwargs.get("non_blocking")
         made = name == "tensor" and kwargs.get("device") not in (None, "cpu")
-        if (name in self.NAMES or masked or copied or made) and "fedseed" in sys._getframe(1).f_code.co_filename:
+        if (name in self.NAMES or masked or copied or made) and sys._getframe(1).f_code.co_filename.startswith(OURS):
             self.found.append(name)
         return func(*args, **kwargs)
 
