@@ -1,6 +1,7 @@
 """Tables, a CSV of each run and a picture of what `fedseed compare examples/real/NAME-sweep.toml` left.
 
     python examples/real/table.py runs/debian [--sweep NAME-sweep.toml] [--share 0.9] [--csv FILE] [--picture FILE]
+    python examples/real/table.py runs/synopsis --sweep examples/real/synopsis-sweep.toml --measure rouge_l
 
 Of each line the point with the least validation loss with the first seed counts, as in the sweep. Differences to FedAvg
 are paired over seeds (`fedseed_papers.statistics`). What is not finished is left out, and the number of seeds says so.
@@ -19,29 +20,18 @@ from typing import Any
 from fedseed.experiments.sweeps import read_sweep, slug
 from fedseed_papers import statistics
 
-HEAD = (
-    "deal",
-    "line",
-    "setting",
-    "seed",
-    "accuracy",
-    "loss",
-    "accuracy before",
-    "validation loss",
-    "bytes up",
-    "passes",
-)
+HEAD = ("deal", "line", "setting", "seed", "figure", "loss", "figure before", "validation loss", "bytes up", "passes")
 Runs = Mapping[tuple[str, str], Mapping[int, dict[str, Any]]]
 
 
-def read(folder: Path) -> list[list[Any]]:
-    """Returns a row as `HEAD` says of each finished run in a sweep's folder."""
+def read(folder: Path, measure: str = "accuracy") -> list[list[Any]]:
+    """Returns a row as `HEAD` says of each finished run in a sweep's folder; the figure is its `measure`."""
     rows = []
     for path in sorted(folder.glob("*/*/**/seed-*/summary.json")):
         said, (deal, line, *point, seed, _) = json.loads(path.read_text()), path.relative_to(folder).parts
         final, passes = said["final"], said["forward_passes"] + 2 * said["backward_passes"]
-        rows.append([deal, line, " ".join(point), int(seed.removeprefix("seed-")), final["accuracy"], final["loss"],
-                     said["baseline"]["accuracy"], final["validation_loss"], said["payload_bytes_up"],
+        rows.append([deal, line, " ".join(point), int(seed.removeprefix("seed-")), final[measure], final["loss"],
+                     said["baseline"][measure], final["validation_loss"], said["payload_bytes_up"],
                      passes])  # fmt: skip
     return rows
 
@@ -64,32 +54,32 @@ def shown(values: list[float], digits: int = 1) -> str:
     return f"{fmean(values):.{digits}f}{spread} ({len(values)})" if values else "-"
 
 
-def table(found: Runs, lines: list[str], deal: str) -> str:
+def table(found: Runs, lines: list[str], deal: str, measure: str) -> str:
     """Returns a deal's table in Markdown; numbers of seeds stand in brackets."""
     rows = [
-        "| | rate | accuracy (seeds) | loss | bytes up | to FedAvg's accuracy, 95% interval |",
+        f"| | rate | {measure} (seeds) | loss | bytes up | to FedAvg's {measure}, 95% interval |",
         "|---|---|---|---|---|---|",
     ]
-    bound = {seed: run["accuracy"] for seed, run in found.get((deal, slug("FedAvg")), {}).items()}
+    bound = {seed: run["figure"] for seed, run in found.get((deal, slug("FedAvg")), {}).items()}
     for label in lines:
         runs = found.get((deal, slug(label)), {})
-        mine = {seed: run["accuracy"] for seed, run in runs.items() if seed in bound}
+        mine = {seed: run["figure"] for seed, run in runs.items() if seed in bound}
         evidence = (
             statistics.ahead(mine, {seed: bound[seed] for seed in mine}) if label != "FedAvg" else statistics.NOTHING
         )
         said = "" if evidence is statistics.NOTHING else statistics.told(evidence, evidence.p).rstrip(".")
         first = next(iter(runs.values()), None)
         rate, sent = ("-", "-") if first is None else (first["setting"].rpartition("=")[2], f"{first['bytes up']:,.0f}")
-        accuracy = shown([run["accuracy"] for run in runs.values()])
+        figure = shown([run["figure"] for run in runs.values()])
         loss = shown([run["loss"] for run in runs.values()], 3).partition(" (")[0]
-        rows.append(f"| {label} | {rate} | {accuracy} | {loss} | {sent} | {said} |")
+        rows.append(f"| {label} | {rate} | {figure} | {loss} | {sent} | {said} |")
     return "\n".join(rows)
 
 
 def shares(found: Runs, lines: list[str], deal: str, share: float) -> str:
     """Returns of each line what part of FedAvg's gain it keeps, and its gain less a share of FedAvg's gain."""
     gains = {
-        label: {seed: run["accuracy"] - run["accuracy before"] for seed, run in runs.items()}
+        label: {seed: run["figure"] - run["figure before"] for seed, run in runs.items()}
         for label in lines
         if (runs := found.get((deal, slug(label))))
     }
@@ -104,7 +94,7 @@ def shares(found: Runs, lines: list[str], deal: str, share: float) -> str:
     return "\n".join(said)
 
 
-def draw(found: Runs, lines: list[str], deals: list[str], path: Path) -> None:
+def draw(found: Runs, lines: list[str], deals: list[str], measure: str, path: Path) -> None:
     """Draws what each line gains over the base: a dot for a run, a bar for the mean."""
     from matplotlib import pyplot as plt
 
@@ -114,16 +104,14 @@ def draw(found: Runs, lines: list[str], deals: list[str], path: Path) -> None:
     figure, grid = plt.subplots(1, len(deals), figsize=size, sharex=True, sharey=True, squeeze=False)
     for axes, deal in zip(grid[0], deals, strict=True):
         for number, label in enumerate(reversed(lines)):
-            gains = [
-                run["accuracy"] - run["accuracy before"] for run in found.get((slug(deal), slug(label)), {}).values()
-            ]
+            gains = [run["figure"] - run["figure before"] for run in found.get((slug(deal), slug(label)), {}).values()]
             if gains:
                 axes.barh(number, fmean(gains), color="C0", alpha=0.35)
                 axes.plot(gains, [number] * len(gains), "o", color="C0", markersize=3.5)
         axes.set_yticks(range(len(lines)), [*reversed(lines)])
         axes.axvline(0, color="0.4", linewidth=0.8)
         axes.set_title(deal, fontsize=10)
-        axes.set_xlabel("gain in accuracy over zero-shot, points")
+        axes.set_xlabel(f"gain in {measure} over zero-shot, points")
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,26 +124,30 @@ def main() -> None:
     asked.add_argument("folder", type=Path)
     asked.add_argument("--sweep", type=Path, default=Path(__file__).parent / "debian-sweep.toml")
     asked.add_argument("--share", type=float, help="of FedAvg's gain that a line should keep")
+    asked.add_argument("--measure", choices=("accuracy", "rouge_l"), default="accuracy")
     asked.add_argument("--csv", type=Path)
     asked.add_argument("--picture", type=Path)
     said = asked.parse_args()
-    sweep, rows = read_sweep(said.sweep), read(said.folder)
+    measure = {"rouge_l": "Rouge-L"}.get(said.measure, said.measure)
+    sweep, rows = read_sweep(said.sweep), read(said.folder, said.measure)
     deals, lines = [scenario.name for scenario in sweep.scenarios], [run.label for run in sweep.runs]
     found = chosen(rows, slug(sweep.choose_in or deals[0]))
     if said.csv:
         said.csv.parent.mkdir(parents=True, exist_ok=True)
         with said.csv.open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([HEAD, *rows])
+            csv.writer(file, lineterminator="\n").writerows(
+                [[name.replace("figure", said.measure) for name in HEAD], *rows]
+            )
     for deal in deals:
         here = [runs for (where, _), runs in found.items() if where == slug(deal)]
-        before = [run["accuracy before"] for runs in here for run in runs.values()]
+        before = [run["figure before"] for runs in here for run in runs.values()]
         if not before:
             continue
-        print(f"\n{deal}: zero-shot {before[0]:.1f}\n\n{table(found, lines, slug(deal))}")
+        print(f"\n{deal}: zero-shot {before[0]:.1f}\n\n{table(found, lines, slug(deal), measure)}")
         if said.share:
             print(f"\n{shares(found, lines, slug(deal), said.share)}")
     if said.picture:
-        draw(found, lines, deals, said.picture)
+        draw(found, lines, deals, measure, said.picture)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import OwnData
 from fedseed.transport import transport
 from fedseed.transport.base import Access, check_run
-from fedseed.weights.heap import map_large
+from fedseed.weights.heap import collect_rarely, map_large
 
 STATUS_SECONDS = 5.0  # for a coordinator's answer
 KeyOption = Annotated[Path | None, typer.Option("--key", help="File with this side's NKEY seed.")]
@@ -107,6 +107,7 @@ def serve(
         summary = read_summary(folder)
     else:
         map_large()
+        collect_rarely()
         with interruptible(), figures.serve() as exporter:
             way = transport(reaching.reach(checked, "coordinator"), name)
             summary = coordinate(checked, name, way, folder, fresh, Shown(console), exporter).summary

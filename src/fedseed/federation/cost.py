@@ -32,7 +32,7 @@ Seconds = Annotated[float, Field(ge=-1.0, le=MOST_SECONDS)]  # a clock may be of
 Phase = Annotated[str, AfterValidator(_phase)]
 
 
-@dataclass
+@dataclass(slots=True)  # a coordinator keeps one of each client
 class Cost:
     """What clients report about their work: seconds by phase, passes, their losses' sum and number, skipped steps.
 

@@ -1,6 +1,7 @@
-"""Gives freed memory, which the C library would keep, back to the system."""
+"""Gives freed memory, which the C library would keep, back to the system; and has kept objects left alone."""
 
 import ctypes
+import gc
 from functools import cache
 from typing import Any
 
@@ -30,10 +31,14 @@ def give_back() -> None:
 def map_large() -> None:
     """From here on take large pieces from the system itself, to which they go back at once when they are freed.
 
-    For a process that takes messages of any size from anybody, for days. By default glibc does so up to the largest
-    piece that was ever freed: one message of a megabyte, and those that follow make holes in the heap. Of a few threads
-    each would have a heap of its own, with its own holes.
+    By default glibc does so up to the largest piece that was ever freed: one message of a megabyte, and those that
+    follow make holes in the heap. Of a few threads each would have a heap of its own, with its own holes.
     """
     if (mallopt := _of_libc("mallopt")) is not None:
         mallopt(_MMAP_THRESHOLD, _LARGE)
         mallopt(_ARENA_MAX, 1)
+
+
+def collect_rarely() -> None:
+    """Has Python's collector look at all objects after millions of new ones: those of many clients are no garbage."""
+    gc.set_threshold(10_000, 10, 50)
