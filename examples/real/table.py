@@ -5,6 +5,7 @@
 
 Of each line the point with the least validation loss with the first seed counts, as in the sweep. Differences to FedAvg
 are paired over seeds (`fedseed_papers.statistics`). What is not finished is left out, and the number of seeds says so.
+Rows that stand in the CSV file already, of runs whose folders are gone, count as well, and are kept.
 With --share 0.9 each line's gain over zero-shot less 0.9 of FedAvg's is printed, too: above 0, it keeps as much.
 """
 
@@ -34,6 +35,14 @@ def read(folder: Path, measure: str = "accuracy") -> list[list[Any]]:
                      said["baseline"][measure], final["validation_loss"], said["payload_bytes_up"],
                      passes])  # fmt: skip
     return rows
+
+
+def stored(path: Path | None) -> list[list[Any]]:
+    """Returns the rows of a CSV file that was written before; none if there is none."""
+    if path is None or not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [[*row[:3], int(row[3]), *map(float, row[4:])] for row in list(csv.reader(file))[1:]]
 
 
 def chosen(rows: list[list[Any]], choose_in: str) -> Runs:
@@ -130,6 +139,7 @@ def main() -> None:
     said = asked.parse_args()
     measure = {"rouge_l": "Rouge-L"}.get(said.measure, said.measure)
     sweep, rows = read_sweep(said.sweep), read(said.folder, said.measure)
+    rows = list({tuple(row[:4]): row for row in [*stored(said.csv), *rows]}.values())  # the newer one
     deals, lines = [scenario.name for scenario in sweep.scenarios], [run.label for run in sweep.runs]
     found = chosen(rows, slug(sweep.choose_in or deals[0]))
     if said.csv:
