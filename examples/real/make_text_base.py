@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Makes the task and the base, and says what there is."""
     asked = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     asked.add_argument("--out", type=Path, default=Path(__file__).parent / "data")
-    for name, number in (("steps", 4500), ("batch", 4), ("seed", 1)):
+    for name, number in (("steps", 3000), ("batch", 4), ("seed", 1)):
         asked.add_argument(f"--{name}", type=int, default=number)
     asked.add_argument("--rate", type=float, default=2e-3)
     said = asked.parse_args(arguments)
