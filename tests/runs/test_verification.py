@@ -92,7 +92,7 @@ def verified(run, folder, most=None, seed=0):
     "name, rounds, lies",
     [
         *((name, 8, 2) for name in METHODS),
-        *(pytest.param(name, 1000, 20, marks=pytest.mark.slow) for name in METHODS if name != "zo-fedsgd-byte"),
+        *(pytest.param(name, 300, 20, marks=pytest.mark.slow) for name in METHODS if name != "zo-fedsgd-byte"),
     ],
 )
 def test_all_that_is_forged_is_found_and_nothing_else(name, rounds, lies, tmp_path):
