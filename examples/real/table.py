@@ -42,7 +42,7 @@ def stored(path: Path | None) -> list[list[Any]]:
     if path is None or not path.exists():
         return []
     with path.open(newline="") as file:
-        return [[*row[:3], int(row[3]), *map(float, row[4:])] for row in list(csv.reader(file))[1:]]
+        return [[*row[:3], int(row[3]), *map(json.loads, row[4:])] for row in list(csv.reader(file))[1:]]
 
 
 def chosen(rows: list[list[Any]], choose_in: str) -> Runs:

@@ -4,10 +4,13 @@ import hashlib
 import importlib.util
 import io
 import json
+import runpy
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedseed import Federation, Orbit
@@ -144,3 +147,23 @@ def test_the_sweeps_settings_are_those_of_recipes(name, lines):
     for scenario, run in sweep.lines():
         for point in run.points():
             read_recipe(run.recipe, [*sweep.set, *scenario.set, *run.set, *point])
+
+
+def test_tables_and_the_picture_come_from_stored_runs(tmp_path, monkeypatch, capsys):
+    def ran(name, *words):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    monkeypatch.syspath_prepend(EXAMPLES)
+    file = tmp_path / "stored.csv"
+    head, *lines = (EXAMPLES.parents[1] / "docs" / "figures" / "real-skew.csv").read_text().splitlines()
+    file.write_text("\n".join([head, *lines]) + "\n")
+    said = ran("table.py", tmp_path / "none", "--sweep", EXAMPLES / "skew-sweep.toml", "--csv", file, "--share", "0.9")
+    cells = [line.split(",") for line in lines]
+    best = min((float(row[7]), row[2]) for row in cells if row[1] == "LoRA" and row[3] == "1")[1]
+    mean = np.mean([float(row[4]) for row in cells if row[1:3] == ["LoRA", best]])
+    assert f"| LoRA | {best.rpartition('=')[2]} | {mean:.1f} ±" in said and "LoRA keeps" in said
+    assert file.read_text().splitlines()[1:] == lines  # they are kept
+    ran("picture.py", "--out", tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes()[:4] == b"\x89PNG"
