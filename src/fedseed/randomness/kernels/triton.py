@@ -808,7 +808,7 @@ def _project_wave(
             launch(_squares, (grid,), *on, HOW=4 * a + 32 * b, CHUNK=entries.CHUNK)
         else:
             how = _KINDS[spec.name] + 4 * a + 32 * b
-            launch(_products, (grid,), *on, int(split), HOW=how, DIRECTIONS=tile, warps=max(1, tile // 32))
+            launch(_products, (grid,), *on, int(split), HOW=how, DIRECTIONS=tile, warps=max(2, tile // 16))
     for stage in (chunks_up, spans_up, folded):
         sums = stage.carried_out(sums)
     runs_up.carried_out(sums, result)
