@@ -11,6 +11,7 @@ With --share 0.9 each line's gain over zero-shot less 0.9 of FedAvg's is printed
 
 import argparse
 import csv
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,7 +19,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from fedseed.experiments.sweeps import read_sweep, slug
+from fedseed.reports.plots import COLOURS
 from fedseed_papers import statistics
 
 HEAD = ("deal", "line", "setting", "seed", "figure", "loss", "figure before", "validation loss", "bytes up", "passes")
@@ -88,9 +92,7 @@ def table(found: Runs, lines: list[str], deal: str, measure: str) -> str:
 def shares(found: Runs, lines: list[str], deal: str, share: float) -> str:
     """Returns of each line what part of FedAvg's gain it keeps, and its gain less a share of FedAvg's gain."""
     gains = {
-        label: {seed: run["figure"] - run["figure before"] for seed, run in runs.items()}
-        for label in lines
-        if (runs := found.get((deal, slug(label))))
+        label: dict(zip(runs, gained(runs), strict=True)) for label in lines if (runs := found.get((deal, slug(label))))
     }
     bound, said = gains.get("FedAvg", {}), []
     for label, mine in gains.items():
@@ -103,25 +105,31 @@ def shares(found: Runs, lines: list[str], deal: str, share: float) -> str:
     return "\n".join(said)
 
 
-def draw(found: Runs, lines: list[str], deals: list[str], measure: str, path: Path) -> None:
-    """Draws what each line gains over the base: a dot for a run, a bar for the mean."""
-    from matplotlib import pyplot as plt
+def panel(axes: Any, gains: Mapping[str, list[float]], title: str) -> None:
+    """Draws what each line gains over the base, by its label: a dot for a run, a bar for the mean."""
+    for row, (each, colour) in enumerate(zip(gains.values(), itertools.cycle(COLOURS), strict=False)):
+        axes.barh(row, fmean(each), color=colour, alpha=0.4)
+        axes.plot(each, [row] * len(each), "o", color=colour, markersize=3.5)
+    axes.set_yticks(range(len(gains)), list(gains))
+    axes.invert_yaxis()
+    axes.axvline(0, color="0.4", linewidth=0.8)
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
 
+
+def gained(runs: Mapping[int, dict[str, Any]]) -> list[float]:
+    """Returns what each run gains over the base."""
+    return [run["figure"] - run["figure before"] for run in runs.values()]
+
+
+def draw(found: Runs, lines: list[str], deals: list[str], measure: str, path: Path) -> None:
+    """Draws a panel for each deal."""
     deals = [deal for deal in deals if any(key[0] == slug(deal) for key in found)]
-    lines = [label for label in lines if any(key[1] == slug(label) for key in found)]
-    size = (5.2 * len(deals), 1 + 0.3 * len(lines))
-    figure, grid = plt.subplots(1, len(deals), figsize=size, sharex=True, sharey=True, squeeze=False)
-    for axes, deal in zip(grid[0], deals, strict=True):
-        for number, label in enumerate(reversed(lines)):
-            gains = [run["figure"] - run["figure before"] for run in found.get((slug(deal), slug(label)), {}).values()]
-            if gains:
-                axes.barh(number, fmean(gains), color="C0", alpha=0.35)
-                axes.plot(gains, [number] * len(gains), "o", color="C0", markersize=3.5)
-        axes.set_yticks(range(len(lines)), [*reversed(lines)])
-        axes.axvline(0, color="0.4", linewidth=0.8)
-        axes.set_title(deal, fontsize=10)
+    figure = Figure(figsize=(5.2 * len(deals), 1 + 0.3 * len(lines)))
+    for axes, deal in zip(figure.subplots(1, len(deals), sharex=True, squeeze=False)[0], deals, strict=True):
+        runs = {label: found.get((slug(deal), slug(label))) for label in lines}
+        panel(axes, {label: gained(mine) for label, mine in runs.items() if mine}, deal)
         axes.set_xlabel(f"gain in {measure} over zero-shot, points")
-        axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
