@@ -34,6 +34,16 @@ def test_alike_is_two_one_sided_tests():
     )
 
 
+def test_a_lead_that_is_surely_small_refutes_unless_it_is_surely_one():
+    zero, noise = dict.fromkeys(range(1, 11), 0.0), np.array([-1.0, 1.0] * 5)
+    no = "does not hold here"
+    for mean, spread, verdict in ((0.0, 0.3, no), (0.5, 0.1, "holds in kind"), (0.9, 3.0, UNKNOWN), (-2.0, 0.3, no)):
+        found = statistics.ahead(seeded(mean + spread * noise), zero, lead=1.0)
+        assert statistics.verdict(found, found.p) == verdict
+    found = statistics.ahead(seeded(0.3 * noise), zero)
+    assert statistics.verdict(found, found.p) == UNKNOWN  # without a margin equal lines stay undecided
+
+
 def test_a_ratio_is_one_of_logarithms():
     found = statistics.at_least(A, 1.1, B)
     logs = np.log(list(A.values())) - np.log(list(B.values()))

@@ -21,7 +21,7 @@ from fedseed_papers.statistics import NOTHING, Evidence
 CONVERGED = 0.95  # of the whole improvement of a run
 RULE = (
     "Differences are paired over seeds, with 95% intervals; p values are two-sided, by Holm over the item's claims; a "
-    "claim is decided at p < 0.01 with five seeds, p < 0.04 with ten; alike: within a tenth of the gain over the base."
+    "claim is decided at p < 0.01 with five seeds, p < 0.04 with ten; alike: within a tenth of the gain over the base; a lead surely below that is none."
 )
 SHARE = 0.1  # of a process's memory that float32 weights must take, or it says nothing of the method
 
@@ -171,8 +171,9 @@ def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[Evid
     elif form.alike:
         found, what = statistics.alike(better, margin(metric, values, folders)), "largest difference"
     else:
-        allowed = margin(metric, values, folders) if form.ties else 0.0
-        found, what = statistics.ahead(better[0], better[-1], allowed), "the first's lead"
+        width = margin(metric, values, folders)
+        found = statistics.ahead(better[0], better[-1], *((width, 0.0) if form.ties else (0.0, width)))
+        what = "the first's lead"
     return found, f"{here}; {what}" if found is not NOTHING else f"{here}; {statistics.told(found, 1.0)}"
 
 
