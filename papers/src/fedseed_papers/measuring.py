@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedseed.models.loading import locate
 from fedseed.randomness import Basis, kernels
 from fedseed.randomness.kernels.reference import Part
 from fedseed.reports.charts import Axis, Panel, Series
@@ -207,6 +209,19 @@ def _ranks(lines: Sequence[Series]) -> float:
     x = np.concatenate([np.argsort(np.argsort([p[0] for p in line.points])) for line in lines])
     y = np.concatenate([np.argsort(np.argsort([p[1] for p in line.points])) for line in lines])
     return float(np.corrcoef(x, y)[0, 1])
+
+
+def opt_125m(out: Path) -> Path:
+    """Returns the folder of a base in OPT-125M's shapes: random float32 weights, the small base's tokenizer."""
+    from transformers import AutoTokenizer, OPTConfig, OPTForCausalLM
+
+    folder, small = out.resolve() / "opt-125m", locate("small")
+    if not (folder / "config.json").exists():
+        tokenizer = AutoTokenizer.from_pretrained(small)
+        names = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+        tokenizer.save_pretrained(folder)
+        OPTForCausalLM(OPTConfig(**names)).save_pretrained(folder)
+    return folder
 
 
 SMALL_MAKERS: dict[str, Callable[..., Finding]] = {

@@ -23,7 +23,7 @@ from fedseed.runs.recipe import read_recipe
 from fedseed_papers import fedkseed, feedsign, ferret
 from fedseed_papers.catalogue import SCALES, Item, Scale, catalogue
 from fedseed_papers.findings import Finding, Subject, finding_json, finding_page, index_page, surroundings, write_parts
-from fedseed_papers.measuring import SMALL_MAKERS, made_small
+from fedseed_papers.measuring import SMALL_MAKERS, made_small, opt_125m
 from fedseed_papers.training import as_mapping, finding
 
 EXACT: Mapping[str, Mapping[str, Callable[..., Finding]]] = {
@@ -149,7 +149,8 @@ class Making:
         made = (
             Sweep(runs=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3]) if path is None else read_sweep(path)
         )
-        changes: dict[str, Any] = {"set": [*made.set, *self.settings]}
+        base = [f"model.base={json.dumps(str(opt_125m(self.out)))}"] if source == "small-memory" else []
+        changes: dict[str, Any] = {"set": [*base, *made.set, *self.settings]}
         if self.seeds is not None:
             changes["seeds"] = list(self.seeds)
         made = made.model_copy(update=changes)

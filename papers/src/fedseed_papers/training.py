@@ -21,12 +21,10 @@ from fedseed_papers.statistics import NOTHING, Evidence
 CONVERGED = 0.95  # of the whole improvement of a run
 RULE = (
     "Differences are paired over seeds, with 95% intervals; p values are two-sided, by Holm over the item's claims; a "
-    "claim is decided at p < 0.01 with five seeds, p < 0.04 with ten; alike: within a tenth of the gain over the base; a lead surely below that is none."
+    "claim is decided at p < 0.01 with five seeds, p < 0.04 with ten; alike: within a tenth of the gain over the base; "
+    "a lead that is surely below that is none."
 )
 SHARE = 0.1  # of a process's memory that float32 weights must take, or it says nothing of the method
-
-
-# -- numbers of a run --------------------------------------------------------------------------------------------------
 
 
 def rounds_to_converge(lines: Sequence[Mapping[str, Any]], metric: str = "loss") -> float:
@@ -116,9 +114,6 @@ def measured(folder: Path, metric: str) -> float:
     return float(summary["final"].get(metric, nan))
 
 
-# -- claims ------------------------------------------------------------------------------------------------------------
-
-
 def judge(claims: Sequence[tuple[str, Form]], item_metric: str, lines: Sequence[SweepLine]) -> list[Claim]:
     """Returns an item's claims with their verdicts, which share one error.
 
@@ -200,9 +195,6 @@ def _shown(metric: str, values: Sequence[float]) -> str:
     return mean_and_deviation(values, 0 if largest >= 1000 else 1 if largest >= 20 else 3 if largest >= 0.1 else 5)
 
 
-# -- curves ------------------------------------------------------------------------------------------------------------
-
-
 def curves(lines: Sequence[SweepLine], metric: str, scenario: str) -> list[Panel]:
     """Returns a metric over rounds, bytes, passes and seconds: means over seeds, with their deviation."""
     runs = {
@@ -211,9 +203,6 @@ def curves(lines: Sequence[SweepLine], metric: str, scenario: str) -> list[Panel
         if line.scenario == scenario and line.folders
     }
     return charts.curves(runs, scenario, [metric])
-
-
-# -- all of it ---------------------------------------------------------------------------------------------------------
 
 
 def finding(item: Item, scale: Scale, sweep: Sweep, lines: Sequence[SweepLine]) -> Finding:
