@@ -399,7 +399,7 @@ def peak_of(act: Callable[[], Any]) -> tuple[float, float]:
 
 
 def child(name: str) -> None:
-    """One measurement of memory, in a process of its own; prints MB before and at the peak."""
+    """One measurement of memory, in a process of its own; prints MiB before and at the peak."""
     torch.set_num_threads(2)
     model = opt_125m()
     items, objective = examples(16), Ready()
@@ -452,13 +452,13 @@ def memory() -> None:
         out = subprocess.run([sys.executable, __file__, "--child", name], capture_output=True, text=True, check=True)
         found[name] = [float(x) for x in out.stdout.split()]
     largest = 50_272 * 768 * 4 / 2**20
-    print("\n| memory, MB | before | peak |\n|---|---|---|")
+    print("\n| memory, MiB | before | peak |\n|---|---|---|")
     for name, (before, peak) in found.items():
         print(f"| {name} | {before:.0f} | {peak:.0f} |")
     for name in ("feedsign", "fedkseed"):
         print(f"{name}: {found[name][1] / found['forward'][1]:.3f} times a plain forward pass's peak")
     over = found["streaming"][1] - found["activations"][1]
-    print(f"streaming Ferret: weights + activations + {over / largest:.2f} times the largest layer ({largest:.0f} MB)")
+    print(f"streaming Ferret: weights + activations + {over / largest:.2f} times the largest layer ({largest:.0f} MiB)")
 
 
 def growth() -> None:
