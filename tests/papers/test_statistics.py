@@ -44,6 +44,21 @@ def test_a_lead_that_is_surely_small_refutes_unless_it_is_surely_one():
     assert statistics.verdict(found, found.p) == UNKNOWN  # without a margin equal lines stay undecided
 
 
+def test_a_run_that_still_falls_counts_as_slower_than_any_that_does_not():
+    fast, inf = seeded([-4.0, -5, -3, -4, -4, -5, -6, -4, -5, -5]), float("inf")
+    slow = seeded([-9.0, -inf, -8, -9, -inf, -inf, -9, -9, -inf, -8])
+    found = statistics.ahead(fast, slow, lead=0.5)
+    assert found.p == pytest.approx(2 * stats.binomtest(10, 10, alternative="greater").pvalue)
+    assert statistics.verdict(found, found.p) == "holds in kind" and found.estimate == 5.0
+    theirs = stats.quantile_test([5, inf, 5, 5, inf, inf, 3, 5, inf, 3]).confidence_interval()
+    assert found.interval == (theirs.low, theirs.high) == (3, inf)
+    found = statistics.ahead(slow, fast, lead=0.5)
+    assert found.interval == (-inf, -3) and statistics.verdict(found, found.p) == "does not hold here"
+    both = statistics.ahead({**fast, 2: -inf, 5: -inf, 6: -inf}, slow)  # which of a pair is slower is not known
+    assert both.p_for == stats.binomtest(7, 10, alternative="greater").pvalue and both.p_against == 1
+    assert statistics.ahead(fast, {**slow, 1: float("nan")}).p_for == stats.binom.sf(8, 10, 0.5)
+
+
 def test_a_ratio_is_one_of_logarithms():
     found = statistics.at_least(A, 1.1, B)
     logs = np.log(list(A.values())) - np.log(list(B.values()))

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedseed.cli.common import (
-    Reading,
-    ReadingForDevice,
-    RecipeArgument,
-    Telling,
-    ThreadsOption,
-    answer,
-    grouped,
-)
+from fedseed.cli.common import Reading, ReadingForDevice, RecipeArgument, Telling, ThreadsOption, answer, grouped
 from fedseed.errors import FedseedError, RecipeError
 
 if TYPE_CHECKING:

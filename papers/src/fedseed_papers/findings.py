@@ -109,15 +109,13 @@ def count_verdicts(claims: Sequence[Claim]) -> str:
 
 def data_csv(panels: Sequence[Panel]) -> str:
     """Returns all points of all curves, a line each: panel, series, x, y, low and high (of a band; empty without)."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["panel", "series", "x", "y", "low", "high"])
+    rows = []
     for panel in panels:
         for series in panel.series:
             band = {x: (low, high) for x, low, high in series.band}
-            for x, y in series.points:
-                writer.writerow([panel.title, series.name, x, y, *band.get(x, ("", ""))])
-    return out.getvalue()
+            points = ((x, y, *band.get(x, ("", ""))) for x, y in series.points)
+            rows += [(panel.title, series.name, *map(str, point)) for point in points]
+    return table_csv(Sheet("", ("panel", "series", "x", "y", "low", "high"), rows, ""))
 
 
 def write_parts(folder: Path, panels: Sequence[Panel], sheets: Sequence[Sheet]) -> None:

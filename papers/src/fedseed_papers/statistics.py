@@ -3,25 +3,24 @@
 A claim has evidence for it and against it: one-sided p values of the hypotheses that it is false, and that it is true.
 Its p is twice the smaller. "As good" and "alike" have a margin, a tenth of the gain over the base (two one-sided tests:
 Schuirmann, "A comparison of the two one-sided tests procedure and the power approach", 1987); "ahead" is refuted by a
-lead that is surely less than the margin, and holds of any that is surely above 0. Claims of an item share 5% of error
-(Holm, "A simple sequentially rejective multiple test procedure", 1979): 1% at five seeds, 4% more at ten.
+lead that is surely less than the margin, and holds of any that is surely above 0. Where a number is only known to be
+beyond what was measured, pairs are counted (the sign test; the interval is the median's). Claims of an item share 5%
+of error (Holm, "A simple sequentially rejective multiple test procedure", 1979): 1% at five seeds, 4% more at ten.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from math import comb, exp, inf, isfinite, log, nan, sqrt
-from statistics import fmean, stdev
+from math import comb, exp, inf, isfinite, isinf, isnan, log, nan, sqrt
+from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-from scipy.stats import t
+from scipy.stats import binom, t
 
 from fedseed_papers.findings import UNKNOWN, Verdict, judged
 
 LOOKS = {5: 0.01, 10: 0.04}  # the error that claims of an item may have together, from so many seeds on
 SURE = 0.95  # of the intervals that are shown, whatever the level of a verdict
-MARGIN = (
-    0.1  # of the gain over the base (where there is none, of the largest mean): lines that are alike differ by less
-)
+MARGIN = 0.1  # of the gain over the base (where there is none, of the largest mean): alike lines differ by less
 
 BySeed = Mapping[int, float]
 
@@ -94,7 +93,7 @@ def ahead(best: BySeed, worst: BySeed, margin: float = 0.0, lead: float = 0.0) -
     """Returns what says that a line is ahead of another.
 
     Args:
-        best: of which more is better, as of `worst`.
+        best: of which more is better, as of `worst`; -inf: worse than whatever was measured.
         worst: the other line.
         margin: the first may also be as good, or worse by so much.
         lead: what counts as one: less than that is evidence against.
@@ -104,10 +103,24 @@ def ahead(best: BySeed, worst: BySeed, margin: float = 0.0, lead: float = 0.0) -
         # of all ways to deal the runs that ended without a number to two lines, just one is this one (Fisher)
         p, sign = 1 / comb(len(best) + len(worst), len(best)), -1 if diverged[0] else 1
         return Evidence(min(len(best), len(worst)), sign * inf, (sign * inf, sign * inf), *(p, 1.0)[::sign])
+    if set(best) == set(worst) and any(map(isinf, [*best.values(), *worst.values()])):
+        return _counted([best[seed] - worst[seed] for seed in best], -margin, lead - margin)
     if not known(best, worst):
         return NOTHING
     found = difference(best, worst)
     return Evidence(found.seeds, found.mean, found.interval(), found.above(-margin), found.below(lead - margin))
+
+
+def _counted(gaps: Sequence[float], least: float, most: float) -> Evidence:
+    """Returns what pairs say that have more than the least, or less than the most; a pair without a number neither."""
+    count, reach = len(gaps), int(binom.ppf((1 - SURE) / 2, len(gaps), 0.5))
+    low, high = (sorted(bound if isnan(gap) else gap for gap in gaps) for bound in (-inf, inf))
+    within = (low[reach - 1], high[-reach]) if reach else (-inf, inf)
+    p_for, p_against = (
+        float(binom.sf(sum(found) - 1, count, 0.5))
+        for found in ([gap > least for gap in gaps], [gap < most for gap in gaps])
+    )
+    return Evidence(count, median(low), within, p_for, p_against)
 
 
 def alike(lines: Sequence[BySeed], margin: float) -> Evidence:
@@ -125,21 +138,19 @@ def at_least(line: BySeed, least: float, over: BySeed | None = None) -> Evidence
     """Returns what says that a number is at least `least`, or its ratio over another line's (both positive)."""
     if not known(line, over or line):
         return NOTHING
+    unit: Callable[[float], float] = float if over is None else exp
     if over is None:
-        found, shift = difference(line, dict.fromkeys(line, 0.0)), least
-        return Evidence(found.seeds, found.mean, found.interval(), _reached(found, shift), found.below(shift))
-    if min(*line.values(), *over.values()) <= 0:
+        found, bound = difference(line, dict.fromkeys(line, 0.0)), least
+    elif min(*line.values(), *over.values()) <= 0:
         return NOTHING
-    logs = [{seed: log(value) for seed, value in one.items()} for one in (line, over)]
-    found, shift = difference(*logs), log(least)
-    low, high = map(exp, found.interval())
-    times = fmean(line.values()) / fmean(over.values())
-    return Evidence(found.seeds, times, (low, high), _reached(found, shift), found.below(shift))
-
-
-def _reached(found: Difference, least: float) -> float:
-    """Returns the p value of the hypothesis that a number is less than the least; equal will do, if nothing varies."""
-    return found.above(least) if found.error else float(found.mean < least - 1e-9 * abs(least))
+    else:
+        logs = [{seed: log(value) for seed, value in one.items()} for one in (line, over)]
+        found, bound = difference(*logs), log(least)
+    low, high = map(unit, found.interval())
+    estimate = found.mean if over is None else fmean(line.values()) / fmean(over.values())
+    # equal will do, if nothing varies
+    p_for = found.above(bound) if found.error else float(found.mean < bound - 1e-9 * abs(bound))
+    return Evidence(found.seeds, estimate, (low, high), p_for, found.below(bound))
 
 
 def known(*lines: BySeed) -> bool:

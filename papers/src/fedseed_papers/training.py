@@ -77,9 +77,9 @@ def probabilities(folder: Path) -> Sequence[float]:
     return sorted(fedkseed.probabilities(method.decode_step(state, last.payload)).tolist(), reverse=True)
 
 
-def _probability_ratio(folder: Path) -> float:
+def _below_even(folder: Path) -> float:
     found = probabilities(folder)
-    return found[0] / found[-1] if found else nan
+    return 100 * fmean(p * len(found) < 1 for p in found) if found else nan
 
 
 MEASURES: dict[str, Callable[[Path], float]] = {
@@ -90,7 +90,7 @@ MEASURES: dict[str, Callable[[Path], float]] = {
     "projection seconds": _phase("projection"),
     "aggregation seconds": _phase("aggregation", "rebuild"),
     "parameters": _exchanged,
-    "probability ratio": _probability_ratio,
+    "candidates below 1 / K": _below_even,
     "trainable": lambda f: float(read_summary(f)["parameters"]),
     "rounds to converge": lambda f: rounds_to_converge(read_metrics(f)),
 }
@@ -213,7 +213,7 @@ def finding(item: Item, scale: Scale, sweep: Sweep, lines: Sequence[SweepLine]) 
     metrics = dict.fromkeys(m for m in asked if m is not None and m not in MEASURES)
     scenarios = list(dict.fromkeys(line.scenario for line in lines))
     panels = [panel for metric in metrics for scenario in scenarios for panel in curves(lines, metric, scenario)]
-    if "probability ratio" in asked:
+    if "candidates below 1 / K" in asked:
         panels.insert(0, _probability_panel(lines))
     failed = sum(len(line.failed) for line in lines)
     searched = [line for line in lines if line.tried]
