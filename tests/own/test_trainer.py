@@ -22,6 +22,7 @@ from fedseed.transport.base import Access
 from fedseed.weights.devices import limited
 from support import text_bases
 from support.instruction_files import write_lines
+from support.tiers import mark
 from support.together import Together
 
 NAMES = ("north", "south", "east")
@@ -90,7 +91,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["feedsign", "ferret"])
+@pytest.mark.parametrize("method", mark(["feedsign", "ferret"], lambda name: name == "ferret"))
 def test_three_trainers_end_with_the_digest_of_the_recipe(base, folder, method, shared_server, tmp_path):
     part = {"trainable": "head"} if method == "feedsign" else {}
     checked = recipe(base, folder, method, model={"base": base, **part})

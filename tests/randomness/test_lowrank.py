@@ -108,7 +108,7 @@ def test_moved_weights_have_the_references_bits(dtype, count, run):
         same_bits(a, b)
 
 
-@pytest.mark.parametrize("shape", [(300, 100), (2100, 50), (40, 3000)])
+@pytest.mark.parametrize("shape", [(300, 100), (2100, 50), pytest.param((40, 3000), marks=pytest.mark.slow)])
 def test_large_matrices_by_tables_and_waves(shape, monkeypatch):
     """Above the sizes from which on tables and waves are used (and threads: `test_threads`)."""
     monkeypatch.setattr(lowrank_cpu, "_WAVE", 1 << 12)

@@ -51,7 +51,7 @@ def test_all_methods_that_have_a_rate_are_tried():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", mark(METHODS, lambda name: name not in ("feedsign", "fedkseed", "ferret", "fedavg")))
+@pytest.mark.parametrize("method", mark(METHODS, lambda name: name not in ("feedsign", "ferret", "fedavg")))
 def test_auto_moves_the_loss_of_a_model_that_nobody_tuned_for(method, tmp_path):
     path = recipe(tmp_path, method)
     result = Federation.from_file(path, out=tmp_path / "run", progress=False).run()

@@ -18,19 +18,12 @@ PUBLISHED = [name for name in packaged_recipes() if "cifar" in name]
 SHORT = ["rounds=3", "evaluation.every=3", "task.evaluation=30"]
 
 
-@pytest.mark.parametrize(
-    ("rounds", "above"), [pytest.param(100, 40, marks=pytest.mark.long), pytest.param(500, 75, marks=pytest.mark.slow)]
-)
-def test_feedsign_learns_all_digits_from_a_base_that_knew_half(rounds, above, tmp_path):
-    settings = [
-        f"rounds={rounds}",
-        f"evaluation.every={rounds}",
-        "method.learning_rate=0.01",
-        "task.evaluate_on=validation",
-    ]
+@pytest.mark.slow
+def test_feedsign_learns_all_digits_from_a_base_that_knew_half(tmp_path):
+    settings = ["rounds=500", "evaluation.every=500", "method.learning_rate=0.01", "task.evaluate_on=validation"]
     summary = Federation.from_file("digits-feedsign", settings, out=tmp_path / "run").run().summary
     assert summary["parameters"] == 650 and summary["payload_bytes_up"] == 1
-    assert summary["baseline"]["accuracy"] < 30 and summary["final"]["accuracy"] > above
+    assert summary["baseline"]["accuracy"] < 30 and summary["final"]["accuracy"] > 75
 
 
 @pytest.mark.parametrize(("name", "partition"), [("digits-feedsign", "iid"), ("digits-zo-fedsgd", "dirichlet")])
