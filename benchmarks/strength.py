@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 from robustness import METHODS, RULES, accuracy_after
 
-from fedseed.attacks.updates import Attack
+from fedseed.attacks import updates
 
 HEAD = ("method", "lie", "seed", "accuracy")
 
 
 def of_strength(strength: float, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `Attack.scalars` with lies of so many times the honest root mean square."""
+    """Returns `updates.scalars` with lies of so many times the honest root mean square."""
 
-    def scalars(self: Attack, honest: Any, drawn: Any, deviation: float = 0.0) -> Any:
-        return plain(self, honest, drawn, strength * float(np.sqrt(np.mean(np.square(honest, dtype=np.float64)))))
+    def scalars(kind: Any, honest: Any, drawn: Any, deviation: float = 0.0) -> Any:
+        return plain(kind, honest, drawn, strength * float(np.sqrt(np.mean(np.square(honest, dtype=np.float64)))))
 
     return scalars
 
@@ -43,12 +43,12 @@ def main() -> None:
     if args.out.exists():
         found = {(row[0], row[1], row[2]): float(row[3]) for row in list(csv.reader(args.out.open()))[1:]}
     lies = ["none", *(f"random x {s:g}" for s in args.strengths), "sign"]
-    plain: Callable[..., Any] = Attack.scalars
+    plain: Callable[..., Any] = updates.scalars
     for seed in () if args.table else args.seeds:
         for method in METHODS:
             for lie, strength in zip(lies, (0.0, *args.strengths, 0.0), strict=True):
                 if (method, lie, str(seed)) not in found:
-                    Attack.scalars = of_strength(strength, plain) if strength else plain  # type: ignore[method-assign]
+                    updates.scalars = of_strength(strength, plain) if strength else plain
                     kind: Any = None if lie == "none" else lie.partition(" ")[0]
                     found[method, lie, str(seed)] = accuracy_after(method, RULES["mean"], kind, seed)
         args.out.parent.mkdir(parents=True, exist_ok=True)
