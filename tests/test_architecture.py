@@ -1,10 +1,12 @@
 """The house keeps its shape: imports point downwards, in no circle, nobody asks a method what it is, all is told."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import grimp
@@ -12,6 +14,7 @@ import pytest
 
 import fedseed
 import fedseed_papers
+from support.documents import ROOT
 
 SOURCE = Path(fedseed.__file__).parent
 # from top to bottom; rooms on one floor do not need each other
@@ -220,3 +223,21 @@ def test_every_public_function_that_overrides_none_says_what_it_does():
                 inner = undocumented(n for n in node.body if isinstance(n, FUNCTIONS)) if above is not None else ()
                 missing += [f"{path}: {node.name}.{n.name}" for n in inner if n.name not in above]
     assert missing == []
+
+
+def test_what_stands_beside_the_package_imports_names_that_are_there():
+    found = {
+        (path, node.module, alias.name)
+        for folder in ("benchmarks", "examples", "scripts")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("fedseed", "fedseed_papers")
+        for alias in node.names
+    }
+    assert len(found) > 100
+    missing = [
+        one
+        for one in sorted(found)
+        if not hasattr(importlib.import_module(one[1]), one[2]) and not find_spec(f"{one[1]}.{one[2]}")
+    ]
+    assert not missing
