@@ -39,7 +39,7 @@ async def test_whoever_enrols_speaks_for_itself():
     assert one.roster.names == ["mallory", "south"] and one.roster.present() == {1}
     await one.hello(["north"])
     assert one.roster.names == ["mallory", "north", "south"] and one.roster.present() == {1, 2}
-    one.roster.close()
+    one.roster.open = False
     assert "nobody else can enrol" in (await one.hello(["west"], attach=False))["refused"]
     assert "refused" not in await one.hello(["south"])  # one that was there comes back
 

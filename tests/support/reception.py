@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 
-from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.control import Attach, Hello
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import Message, MessageKind
@@ -34,8 +33,8 @@ class Talk:
         self.rejected = Rejected(Silent(), "run")
         session = Session(end, self.settings, Silent(), self.rejected)
         self.roster = Roster(1000.0, list(self.settings.names), self.settings.enrols)
-        self.base = BaseWeights(session, self.method.catch_up.replaces)
-        self.reception = Reception(session, self.roster, self.method, 0, self.base)
+        self.reception = Reception(session, self.roster, self.method, 0)
+        self.base = self.reception.base
 
     async def hello(self, names, party=True, attach=True, host=None, header=None, weights=None, **more):
         """A process of some clients comes; what it is told, once the start has looked at it."""

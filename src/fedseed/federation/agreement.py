@@ -19,11 +19,11 @@ class Claim:
 
     start: bytes  # the orbit's header as it would begin, encoded; what the base is called there does not matter
     called: tuple[str, str]  # that name
-    weights: str | None = None  # hex digest of the trained tensors before the first step; None: it does not say
-    names: tuple[str, ...] | None = None  # all clients, where nobody else knows them; None: they are known
+    weights: str | None  # hex digest of the trained tensors before the first step; None: it does not say
+    names: tuple[str, ...] | None  # all clients, where nobody else knows them; None: they are known
 
     @classmethod
-    def of(cls, header: Header, weights: str | None = None, names: tuple[str, ...] | None = None) -> "Claim":
+    def of(cls, header: Header, weights: str | None, names: tuple[str, ...] | None) -> "Claim":
         """Returns what a process says that has this header."""
         start = replace(header, base="", base_folder="", first=1).encode()
         return cls(start, (header.base, header.base_folder), weights, names)
@@ -33,11 +33,6 @@ class Claim:
         """Returns the header, decoded anew."""
         base, base_folder = self.called
         return replace(Header.decode(self.start[START.size :]), base=base, base_folder=base_folder)
-
-    @property
-    def opinion(self) -> tuple[bytes, str | None, tuple[str, ...] | None]:
-        """Returns what others must say, too."""
-        return self.start, self.weights, self.names
 
     def __str__(self) -> str:
         header = self.header
@@ -50,11 +45,7 @@ class Claim:
 class Agreement:
     """Collects what processes say, until it is clear what the run is."""
 
-    claims: dict[str, Claim] = field(default_factory=dict)  # by process
-
-    def say(self, host: str, claim: Claim) -> None:
-        """A process says this; what it said before counts no longer."""
-        self.claims[host] = claim
+    claims: dict[str, Claim] = field(default_factory=dict)  # what each process said last
 
     def groups(self, clients: Mapping[str, int]) -> list[tuple[int, list[str]]]:
         """Returns the processes of each opinion and how many clients it has, the largest first.
@@ -65,7 +56,7 @@ class Agreement:
         found: dict[object, list[str]] = {}
         for host, claim in self.claims.items():
             if clients.get(host):
-                found.setdefault(claim.opinion, []).append(host)
+                found.setdefault((claim.start, claim.weights, claim.names), []).append(host)
         return sorted(((sum(clients[h] for h in hosts), hosts) for hosts in found.values()), key=lambda one: -one[0])
 
     def decided(self, clients: Mapping[str, int], everybody: int, wanted: int) -> Claim | None:
@@ -80,15 +71,14 @@ class Agreement:
         if not groups:
             return None
         most, hosts = groups[0]
-        first = self.claims[hosts[0]]
-        if first.names is not None:  # as far as this opinion knows
-            everybody, wanted = len(first.names), wanted or len(first.names)
+        claims = [self.claims[host] for host in hosts]
+        if (names := claims[0].names) is not None:  # as far as this opinion knows
+            everybody, wanted = len(names), wanted or len(names)
         heard = sum(count for count, _ in groups)
-        if 2 * most > everybody > 0 or (wanted and heard >= wanted and 2 * most > heard):
-            claims = [self.claims[host] for host in hosts]  # with the name for the base that most of them have
-            called = Counter(claim.called[0] for claim in claims)
-            return next(claim for claim in claims if called[claim.called[0]] == max(called.values()))
-        return None
+        if not (2 * most > everybody > 0 or (wanted and heard >= wanted and 2 * most > heard)):
+            return None
+        called = Counter(claim.called[0] for claim in claims)
+        return max(claims, key=lambda claim: called[claim.called[0]])  # most of them call the base so
 
     def describe(self, clients: Mapping[str, int]) -> str:
         """Returns who says what, for a person."""

@@ -15,7 +15,6 @@ from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.presence import Presence
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.replica import Replica
-from fedseed.federation.worker import cost_of
 from fedseed.orbit import NO_DIGEST
 from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.results import RoundLine
@@ -78,22 +77,20 @@ class Answers:
         return self.presence.welcome and self.replica.current
 
     def _forget_older(self) -> None:
-        """Forget what was found out about weights that are here no more."""
+        """Forget what was found out about earlier weights."""
         if self._version != self.replica.version:
             self._version, self._given, self._report = self.replica.version, {}, None
 
     @property
     def masking(self) -> "Masking | None":
         """Returns the hosted clients' secrets, which outlast a reload of the weights; None: nothing is masked."""
-        hosted = self.replica.hosted
+        hosted, numbers = self.replica.hosted, self.replica.numbers
         if self._masking is None and hosted.secure is not None:
             from fedseed.federation.secure import Masking
 
-            numbers = self.replica.numbers
             examples = {numbers[name]: len(items) for name, items in hosted.items.items()}
             own = {numbers[name]: key for name, key in hosted.identities.items()}
-            known = hosted.secure.known(numbers)
-            folder = hosted.opened
+            folder, known = hosted.opened, hosted.secure.known(numbers)
             places = {numbers[name]: folder / name for name in hosted.items} if folder is not None else {}
             self._masking = Masking(hosted.secure, hosted.worker.method, examples, own, known, places)
             self._masking.warn = self.replica.progress.warn
@@ -172,17 +169,22 @@ class Answers:
                 self._given[number] = hosted.worker.corrupt(answer.message, hosted.attack)
             else:
                 self._given[number] = answer.message
-        return [cost_of(answer.cost, counts=answer.message is not None) for answer in answers]
+        return [answer.spent for answer in answers]
 
     async def _send(self, name: str, answer: bytes | str, plan: Message) -> None:
+        number = self.replica.numbers[name]
         if self.masking is not None:
-            answer = self._masked(self.masking, name, answer, plan)
+            update = None if isinstance(answer, str) else answer
+            try:
+                answer = self.masking.update(self.replica.hosted.worker.state, plan, number, update)
+            except MessageError as error:
+                self.replica.progress.warn(f"{name} sends nothing: {error}")
+                answer = WITHHELD
         elif plan.attempt and not isinstance(answer, str):
             answer = replace(Message.decode(answer), attempt=plan.attempt).encode()
         if isinstance(answer, str):
             await self.end.send(name, "update", silent_message(plan.round, plan.attempt, answer))
             return
-        number = self.replica.numbers[name]
         try:
             if len(answer) > self.end.largest and not await self.presence.ask_for_blobs():
                 return  # the plan comes again
@@ -192,21 +194,10 @@ class Answers:
             return
         await self.end.send(name, "update", carried)
 
-    def _masked(self, masking: "Masking", name: str, answer: bytes | str, plan: Message) -> bytes | str:
-        """Returns the masked answer, or, where there are no keys to mask it with, the reason that is told."""
-        update, state = None if isinstance(answer, str) else answer, self.replica.hosted.worker.state
-        try:
-            return masking.update(state, plan, self.replica.numbers[name], update)
-        except MessageError as error:
-            self.replica.progress.warn(f"{name} sends nothing: {error}")
-            return WITHHELD
-
     async def try_question(self) -> bool:
         """Report on the weights, if they are those that are asked about; returns whether anything was done."""
-        if self._question is None:
-            return False
         asked = self._question
-        if asked.round > self.replica.at or (asked.round == self.replica.at and not self._ready):
+        if asked is None or asked.round > self.replica.at or (asked.round == self.replica.at and not self._ready):
             return False
         self._question = None
         if asked.round < self.replica.at:

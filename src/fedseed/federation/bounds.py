@@ -64,11 +64,10 @@ class Bounds(BaseModel):
         for client in _beyond(self.claims, claims):
             found[client] = f"it claims more than {self.claims:g} times the examples or terms of others (bounds.claims)"
         for client in _beyond(self.proportion, sizes):
-            times = 10 ** int(log10(sizes[client] / lower_median(sizes.values())))
-            found[client] = (
-                f"out of all proportion: {times:.0e} times the median of its round "
-                f"(bounds.proportion = {self.proportion:g})"
+            times = (
+                f"{10 ** int(log10(sizes[client] / lower_median(sizes.values()))):.0e} times the median of its round"
             )
+            found[client] = f"out of all proportion: {times} (bounds.proportion = {self.proportion:g})"
         return found
 
 
@@ -88,10 +87,8 @@ class LastSteps:
         usual = lower_median(self._sizes)
         if size <= self.bounds.proportion * usual:
             return None
-        return (
-            f"it is out of all proportion: {size:.3g}, where the last {len(self._sizes)} were about {usual:.3g} "
-            "(bounds.proportion)"
-        )
+        before = f"the last {len(self._sizes)} were about {usual:.3g}"
+        return f"it is out of all proportion: {size:.3g}, where {before} (bounds.proportion)"
 
     def take(self, size: float) -> None:
         """Remember the size of a step that was taken; an empty step has none."""
@@ -116,18 +113,15 @@ def too_far(change: Change, layout: Layout) -> str | None:
     most = min(HIGHEST.get(entry.dtype, LARGEST) for entry in layout.tensors)
     if isinstance(change, Entries):
         farthest = max((float(np.abs(patch.values).max(initial=0)) for patch in change.patches), default=0.0)
-        if (farthest := abs(change.scale) * farthest) <= most:
-            return None
-        return f"it would move a weight by {farthest:.3g}: at most {most:g} is possible"
-    if not isinstance(change, Add | Rebuild | Optimize) or not change.terms:
+        what, far = "a weight by", abs(change.scale) * farthest
+    elif isinstance(change, Add | Rebuild | Optimize) and change.terms:
+        scale = change.rule.rate if isinstance(change, Optimize) else change.scale
+        norm = expected_norm(Add(change.terms, scale), layout)
+        assert norm is not None
+        what, far = "every weight by about", norm / layout.size**0.5
+    else:
         return None
-    scale = change.rule.rate if isinstance(change, Optimize) else change.scale
-    norm = expected_norm(Add(change.terms, scale), layout)
-    assert norm is not None
-    far = norm / layout.size**0.5
-    if far <= most:
-        return None
-    return f"it would move every weight by about {far:.3g}: at most {most:g} is possible"
+    return None if far <= most else f"it would move {what} {far:.3g}: at most {most:g} is possible"
 
 
 def _beyond(factor: float | Literal["off"], values: Mapping[int, float]) -> list[int]:

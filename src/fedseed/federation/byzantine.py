@@ -47,15 +47,12 @@ class Byzantine:
     def sent(
         self, number: int, messages: Mapping[int, bytes], corrupt: Callable[[bytes, AttackKind], bytes]
     ) -> dict[int, bytes]:
-        """Returns what comes of the clients' honest messages.
+        """Returns what each client sends; honest ones what they were given.
 
         Args:
             number: the round.
             messages: of each client that answers, its honest update.
             corrupt: makes the lie of a client alone (`Worker.corrupt`).
-
-        Returns:
-            What each sends; honest clients what they were given.
         """
         liars = sorted(self.attackers & messages.keys())
         if self.kind == "labels" or not liars:
@@ -79,10 +76,10 @@ class Byzantine:
             if self.kind == "mimic":
                 return dict.fromkeys(liars, honest[min(honest)])
             vectors = np.stack([update.vector(about) for update in honest.values()]).astype(np.float64)
-            if self.kind == "alie":
-                lie = little_is_enough(vectors, self.strength)
-            else:
-                lie = inner_product(vectors, len(liars), self.strength)
+            alie = self.kind == "alie"
+            lie = (
+                little_is_enough(vectors, self.strength) if alie else inner_product(vectors, len(liars), self.strength)
+            )
             return {client: updates[client].with_vector(lie, about) for client in liars}
         seed = self.coordinator.state.seed  # reversed, also by those who know nobody's update
         lies = {client: alone(updates[client], "sign", seed, client, about) for client in liars}

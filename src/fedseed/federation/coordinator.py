@@ -64,15 +64,9 @@ class Coordinator:
     sums: ClassVar[bool] = False  # whether it learns sums of answers alone (`fedseed.federation.secure`)
 
     def __init__(
-        self,
-        method: Method,
-        layout: Layout,
-        seed: int,
-        examples: Sequence[int],
-        per_round: int,
-        aggregation: AggregationRule | None = None,
-        bounds: Bounds | None = None,
-    ) -> None:
+        self, method: Method, layout: Layout, seed: int, examples: Sequence[int], per_round: int,
+        aggregation: AggregationRule | None = None, bounds: Bounds | None = None,
+    ) -> None:  # fmt: skip
         self.method = method
         self.protection = protection_of(method)
         self.examples = list(examples)
@@ -165,37 +159,30 @@ class Coordinator:
             raise RuntimeError("no round is open")
         return self._open
 
-    def plan(self, client: int = EVERYBODY, receiver: int | None = None) -> bytes:
-        """Returns the message that asks a client (or all that are picked) to take part in the open round.
-
-        Args:
-            client: whom the plan is made for.
-            receiver: to whom it is addressed; None: to the client.
-        """
+    def plan(self, client: int) -> bytes:
+        """Returns the message, addressed to everybody, that asks a client to take part in the open round."""
         current = self.current
-        about = PlannedRound(current.number, client, current.clients)
-        plan = self.method.plan(self.state, about)
-        payload, to = plan.encode(), client if receiver is None else receiver
+        plan = self.method.plan(self.state, PlannedRound(current.number, client, current.clients))
+        payload = plan.encode()
         current.planned = self._content(plan, payload)
-        return Message(MessageKind.PLAN, self.method.code, current.number, to, payload, current.attempt).encode()
+        return Message(MessageKind.PLAN, self.method.code, current.number, EVERYBODY, payload, current.attempt).encode()
 
     def plans(self) -> dict[bytes, list[int]]:
-        """The open round's plans, addressed to everybody, each with the clients it is for: mostly one for all."""
-        current = self.current
+        """Returns the open round's plans, each with the clients it is for: mostly one for all."""
+        clients = self.current.clients
+        if clients and not self.method.personal_plans:
+            return {self.plan(clients[0]): list(clients)}
         found: dict[bytes, list[int]] = {}
-        for client in current.clients if self.method.personal_plans else current.clients[:1]:
-            found.setdefault(self.plan(client, EVERYBODY), []).append(client)
-        return found if self.method.personal_plans else {message: list(current.clients) for message in found}
+        for client in clients:
+            found.setdefault(self.plan(client), []).append(client)
+        return found
 
     def receive(self, data: bytes, sender: int) -> None:
-        """Take a client's update; a refused one changes nothing.
+        """Take a client's update; a refused one changes nothing. Raises MessageError: refused, and why.
 
         Args:
             data: the message.
             sender: who sent it, as the transport knows it.
-
-        Raises:
-            MessageError: refused; the text says why.
         """
         current = self.current
         message = Message.decode(data).expect(MessageKind.UPDATE, self.method.code, current.number)
@@ -219,11 +206,7 @@ class Coordinator:
         return update, update.size(About(self.method, self.state, "update", current.number))
 
     def screen(self) -> dict[int, str]:
-        """Refuse the updates that are out of all proportion to the others, once all have come that will be waited for.
-
-        Returns:
-            Whose they are, and why; the same if it is asked again.
-        """
+        """Refuse the updates that are out of all proportion, once all have come; returns whose, and why, also again."""
         current = self.current
         if current.outliers is None:
             clients = sorted(current.updates)
@@ -271,11 +254,7 @@ class Coordinator:
         return Message(MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload).encode()
 
     def _step(self, answers: Answers) -> tuple[State, bytes, Payload, float]:
-        """What follows from answers: the state with what is kept of them, the step's bytes and content, its size.
-
-        Raises:
-            MessageError: it can't be taken; the text says why.
-        """
+        """Returns the state after answers, the step's bytes and content, its size. Raises MessageError: it can't be."""
         with np.errstate(all="ignore"):  # what is not finite is found below
             state: State = self.method.remember(self.state, answers)
             payload = self.method.aggregate(state, answers).encode()
@@ -306,11 +285,7 @@ class Coordinator:
         return Answers(current.number, answers, self.aggregation, past)
 
     def catch_up(self, payloads: Iterable[bytes]) -> list[Content]:
-        """Go on after steps of an earlier session, given as an orbit holds them; returns what each holds.
-
-        Raises:
-            MessageError: not steps of this method.
-        """
+        """Go on after earlier steps, as an orbit holds them; returns what each holds. Raises MessageError."""
         contents = []
         for payload in payloads:
             step = self.method.decode_step(self.state, payload)

@@ -65,11 +65,10 @@ class Inquiry:
         host.heard, host.at = self.session.clock(), beat.at
         if isinstance(beat, Report):
             host.report = beat
-            self._late.discard(name)
-            self._refused.discard(name)
+            for hosts in (self._late, self._refused, self.awaited):
+                hosts.discard(name)
             if beat.metrics:
                 self._idle.discard(name)
-            self.awaited.discard(name)
             if not self.awaited or beat.metrics:  # looking at all hosts for each of them would take long
                 self.session.stir()
 
@@ -130,12 +129,10 @@ class Inquiry:
             said = ", ".join(f"{name} has {report.digest}" for name, report in list(reports.items())[:8])
             self.session.progress.warn(f"round {number}: no weights are those of most clients: {said}")
             return None
-        drifted = {name for name, report in reports.items() if report.digest not in (found, NO_DIGEST)}
-        if drifted:
+        if drifted := {name for name, report in reports.items() if report.digest not in (found, NO_DIGEST)}:
             self.drifted |= drifted
-            self.session.progress.warn(
-                f"round {number}: {listed(drifted)} has other weights: it repairs itself by replay"
-            )
+            text = f"round {number}: {listed(drifted)} has other weights: it repairs itself by replay"
+            self.session.progress.warn(text)
         return found
 
     async def _reports(self, number: int, evaluate: bool, digest: bool) -> Reports:
@@ -146,10 +143,11 @@ class Inquiry:
         self._refused, self._asked, self._tried = set(), set(), set()
         each = evaluate and session.settings.each_evaluates
         evaluator: str | None = None
-        told, again, resend, vain = False, False, session.clock(), set[str]()
-        since = session.clock()  # the evaluator was asked
+        told, again, vain = False, False, set[str]()
+        resend = since = session.clock()  # since: the evaluator was asked
         deadline = evaluate_by = since + session.settings.deadline
-        give_up = since + MOST_DEADLINES * session.settings.deadline
+        longest = MOST_DEADLINES * session.settings.deadline
+        give_up = since + longest
         wait: Wait[str] | None = None
         while True:
             alive = roster.alive()
@@ -182,9 +180,8 @@ class Inquiry:
                 told = True
                 session.progress.warn(f"round {number}: no report has come: waiting for {listed(alive)}")
             if not evaluated and again and now > give_up and alive.keys() <= vain:
-                seconds = MOST_DEADLINES * session.settings.deadline
                 raise NetworkError(
-                    f"round {number}: {listed(alive)} have answered for {seconds:g} s, and none has sent an evaluation "
+                    f"round {number}: {listed(alive)} have answered for {longest:g} s, and none has sent an evaluation "
                     "that can be used"
                 )
             if wait is None and alive:
@@ -203,14 +200,7 @@ class Inquiry:
             await session.pause(between_looks(len(alive)))
 
     def _next_evaluator(self, number: int, alive: Set[str], before: str | None, over: bool) -> str | None:
-        """Returns who evaluates: the first by number that has not been tried after this round; the idle come last.
-
-        Args:
-            number: the round.
-            alive: the hosts that can be reached.
-            before: who was asked last.
-            over: whether its time is over.
-        """
+        """Returns who evaluates after `before`, whose time may be over: by number, the idle and those tried last."""
         if over and before is not None:
             self._idle.add(before)
         if not alive - self._tried:

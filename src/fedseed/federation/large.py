@@ -30,17 +30,13 @@ class Stored:
 
     @classmethod
     def decode(cls, data: bytes) -> "Stored":
-        """Returns the reference that some bytes hold; the inverse of `encode`.
-
-        Raises:
-            MessageError: the bytes are not valid.
-        """
+        """Returns the inverse of `encode`. Raises MessageError: the bytes are not valid."""
         start = len(STORED) + 8
-        name = data[start + FRAME_BYTES :]
-        if not _NAME.fullmatch(name.decode("ascii", errors="replace")):
+        name = data[start + FRAME_BYTES :].decode("ascii", errors="replace")
+        if not _NAME.fullmatch(name):
             raise MessageError("a reference to an object without a valid name")
         (size,) = struct.unpack_from("<Q", data, len(STORED))
-        return cls(name.decode("ascii"), size, bytes(data[start : start + FRAME_BYTES]))
+        return cls(name, size, bytes(data[start : start + FRAME_BYTES]))
 
 
 def is_stored(carried: bytes) -> bool:
@@ -49,13 +45,7 @@ def is_stored(carried: bytes) -> bool:
 
 
 async def carry(end: End, message: bytes, name: str) -> bytes:
-    """Returns the message itself, or, if it is large, a reference to it: it is stored as a blob of this end's own.
-
-    Args:
-        end: this side's.
-        message: the message.
-        name: what a blob of it is called.
-    """
+    """Returns the message itself, or, if it is large, a reference to it: it is stored as a blob `name` of this end."""
     if len(message) <= end.largest:
         return message
     await end.put(name, message)
@@ -88,8 +78,7 @@ async def fetch(end: End, carried: bytes, owner: str | None, most: int | None = 
 def about_of(carried: bytes) -> tuple[int, int]:
     """Returns the round and the attempt that a plan or an answer is about, wherever it is; they are not checked.
 
-    Raises:
-        MessageError: it can't be read.
+    Raises MessageError: it can't be read.
     """
     if carried[: len(SILENT)] == SILENT:
         return read_silent(carried)[:2]
@@ -107,11 +96,7 @@ class Room:
 
     @asynccontextmanager
     async def taken(self, size: int) -> AsyncIterator[None]:
-        """Wait until there is room, and hold it.
-
-        Args:
-            size: bytes of it.
-        """
+        """Wait until there is room for so many bytes, and hold it."""
         async with self._first:
             while self.free < size:
                 self._freed.clear()

@@ -26,7 +26,7 @@ class Roster:
 
     dead_after: float  # seconds of silence after which a host counts as gone
     names: list[str] = field(default_factory=list)  # in the order of their numbers; none: the first to come says
-    open: bool = False  # whoever comes is one
+    open: bool = False  # whoever comes before the run begins is one
     now: Callable[[], float] = time.monotonic
     reached: Callable[[str], bool | None] = lambda name: None  # is a host connected; None: its signs of life tell
     examples: dict[str, int] = field(default_factory=dict)
@@ -88,10 +88,6 @@ class Roster:
             if self.host_of(name) == host and self.names[at : at + 1] != [name]:
                 self.names.insert(at, name)
                 self.__dict__.pop("numbers", None)
-
-    def close(self) -> None:
-        """The run begins: nobody enrols any more."""
-        self.open = False
 
     def present(self) -> frozenset[int]:
         """Returns the numbers of the clients that can be reached."""

@@ -17,7 +17,6 @@ FORMAT = 1
 # magic, format, stream version, kind, method, attempt, round, client, payload length, CRC-32
 _FRAME = struct.Struct("<2sBBBBHIIQI")
 FRAME_BYTES = _FRAME.size
-_UNCHECKED = bytes(4)  # in the checksum's place while it is made
 EVERYBODY = 0xFFFFFFFF  # the client field of a message that goes to all
 
 
@@ -52,11 +51,7 @@ class Message:
 
     @classmethod
     def decode(cls, data: bytes) -> "Message":
-        """Returns the inverse of `encode`.
-
-        Raises:
-            MessageError: not a message, another version, cut short, too long or damaged.
-        """
+        """Returns the inverse of `encode`. Raises MessageError: another version, cut short, too long or damaged."""
         if len(data) < FRAME_BYTES:
             raise MessageError(f"a message has at least {FRAME_BYTES} bytes, this one {len(data)}")
         magic, fmt, stream, kind, method, attempt, number, client, length, check = _FRAME.unpack_from(data)
@@ -71,16 +66,12 @@ class Message:
         if length != len(data) - FRAME_BYTES:
             raise MessageError(f"the frame announces {length} payload bytes, {len(data) - FRAME_BYTES} came")
         payload = data[FRAME_BYTES:]
-        if zlib.crc32(payload, zlib.crc32(data[: FRAME_BYTES - len(_UNCHECKED)] + _UNCHECKED)) != check:
+        if zlib.crc32(payload, zlib.crc32(data[: FRAME_BYTES - 4] + bytes(4))) != check:  # made with zeros in its place
             raise MessageError("checksum differs: the message was damaged on the way")
         return cls(MessageKind(kind), method, number, client, payload, attempt)
 
     def expect(self, kind: MessageKind, method: int, number: int) -> "Message":
-        """Check what the message is about.
-
-        Raises:
-            MessageError: another kind, method or round.
-        """
+        """Returns the message, if it is about this. Raises MessageError: another kind, method or round."""
         if self.kind != kind:
             raise MessageError(f"a {kind.name.lower()} was expected, a {self.kind.name.lower()} came")
         if self.method != method:

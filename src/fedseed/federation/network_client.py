@@ -19,8 +19,9 @@ from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.presence import Presence
 from fedseed.federation.protocol import LogContents
 from fedseed.federation.replica import Replica
-from fedseed.orbit import NO_DIGEST, OrbitWriter, Record
-from fedseed.orbit.record import link
+from fedseed.orbit import NO_DIGEST, Record
+from fedseed.orbit.file import begin, write_orbit
+from fedseed.orbit.record import ending, link, packed
 from fedseed.reports.progress import Progress, Silent
 from fedseed.transport.base import End, Events, Transport
 
@@ -106,7 +107,7 @@ class NetworkClient:
                 await self._work(replica, answers)
             await presence.say(Beat, done=True)
             if self._orbit is not None and not self.hosted.worker.method.catch_up.replaces:
-                await write_log(end, self.run_name, self._orbit)
+                await _write_log(end, self.run_name, self._orbit)
         finally:
             await presence.stop()
             await replica.stop()
@@ -127,37 +128,25 @@ class NetworkClient:
             if not await answers.work():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), None if replica.current else 1.0)
-                await replica.settle()
+                await replica.advance()
 
 
-async def write_log(end: End, run: str, path: Path) -> None:
-    """Write the orbit of a run that is over, made of its log: the bytes are those of the coordinator's file.
-
-    Args:
-        end: the transport.
-        run: the run's name.
-        path: the file; must not exist.
-
-    Raises:
-        NetworkError: the log, or a part of it, can't be had any more.
-        OrbitError: the steps do not follow each other, or there is a file.
-    """
-    writer: OrbitWriter | None = None
+async def _write_log(end: End, run: str, path: Path) -> None:
+    """Write the orbit of a run that is over, made of its log: the bytes are those of the coordinator's file."""
+    if path.exists():
+        raise OrbitError(f"{path}: there is an orbit already")
+    records: list[Record] = []
     try:
         log = LogContents.read(await end.entries())
         if not log.ended:
             raise MessageError("it does not end")
-        before, writer = log.link, OrbitWriter(path, log.header)
+        before = log.link
         for number, (after, carried) in enumerate(log.steps, start=1):
             message = await fetch(end, carried, None)
             if link(before, message) != after:
                 raise OrbitError(f"{path}: a step of the log does not follow the one before it")
             before = after
-            writer.append(Record(number, message[FRAME_BYTES:], log.marks.get(number, NO_DIGEST)), sync=False)
-        writer.sync()
-        writer.close()
+            records.append(Record(number, message[FRAME_BYTES:], log.marks.get(number, NO_DIGEST)))
     except (IndexError, MessageError) as error:
         raise NetworkError(f"the log of run {run} can't be read again for its orbit: {error}") from error
-    finally:
-        if writer is not None:
-            writer.release()
+    write_orbit(path, begin(log.header), ending(packed(log.header.method, records)))

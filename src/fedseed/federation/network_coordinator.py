@@ -6,11 +6,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 from fedseed.aggregation import AggregationRule
 from fedseed.errors import MessageError, NetworkError, RecipeError
-from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.bounds import Bounds
 from fedseed.federation.control import Attach, Hello, Status, read
 from fedseed.federation.coordinator import Coordinator
@@ -37,11 +36,8 @@ MOST_NAMED = 100  # clients in an answer about the status
 LOOK_SECONDS = 2.5  # between two checks that the log is there
 
 
-def summing(session: Session, settings: SecureSums, names: Sequence[str], common: tuple[Any, ...]) -> Coordinator:
-    """Returns a coordinator that learns sums alone, and loads its libraries. Raises ValueError if that can't be.
-
-    Who was barred in an earlier coordinator's time is so from the beginning.
-    """
+def _summing(session: Session, settings: SecureSums, names: Sequence[str], common: tuple[Any, ...]) -> Coordinator:
+    """Returns a coordinator that learns sums alone; who was barred before is so. Raises ValueError: that can't be."""
     from fedseed.federation.secure import SecureCoordinator
     from fedseed.privacy.secure.proofs import kept
 
@@ -77,10 +73,9 @@ class NetworkCoordinator(Working):
         self.total = total
         self.session = Session(end, settings, progress, Rejected(progress, run), clock=end.now)
         self.roster = Roster(settings.dead_after, list(settings.names), settings.enrols, end.now, end.present)
-        replacing = method.catch_up.replaces  # each step is whole weights, in place of those before
-        self.reception = Reception(self.session, self.roster, method, seed, BaseWeights(self.session, replacing))
+        self.reception = Reception(self.session, self.roster, method, seed)
         self.inquiry = Inquiry(self.session, self.roster)
-        self.log = StepLog(end, replacing)
+        self.log = StepLog(end, method.catch_up.replaces)
         self.rounds: Rounds | None = None  # once it is known who the clients are
         self.line: dict[str, Any] = {}  # what the status shows of the newest lines of metrics
         self.began = time.time()
@@ -114,18 +109,17 @@ class NetworkCoordinator(Working):
             copies = self.session.settings.copies
             self.session.incarnation = await self.log.create(header, self.roster.names, self.total, copies)
         else:
-            self.session.incarnation = await self.log.read(there.last, self.run)
-            header = self.log.header
-            assert header is not None
+            log = await self.log.read(there.last, self.run)
+            self.session.incarnation, names, header = log.about.epoch, log.about.names, log.header
             self.reception.check(header, None)
             self.reception.header = header
-            if self.roster.names and self.roster.names != self.log.names:
-                began, recipes = listed(self.log.names), listed(self.roster.names)
+            if self.roster.names and self.roster.names != names:
+                began, recipes = listed(names), listed(self.roster.names)
                 raise MessageError(
                     f"run {self.run} began with the clients {began}, the recipe has {recipes}: choose another name "
                     "(--run), or delete it from the server with --fresh"
                 )
-            self.roster.name(self.log.names)
+            self.roster.name(names)
             if self.log.steps:
                 self.reception.base.needed = False  # the log has newer ones
             elif self.reception.base.missing:
@@ -135,28 +129,22 @@ class NetworkCoordinator(Working):
         return header
 
     async def _watch_log(self, between: float = LOOK_SECONDS) -> None:
-        """Notices when the server has lost the log, or a part of it, or another coordinator writes to it.
-
-        It does so also while nothing is written: who was taken for dead would wait for its clients until the deadline.
-        """
+        """Ends the run when the log is another coordinator's, or (partly) lost, also while nothing is written."""
         seen = True
         while True:
             await asyncio.sleep(between)
-            known, error = self.log.last, cast(NetworkError | None, None)
+            known = self.log.last
             try:
                 log = await self.session.end.log()
                 taken_over = log is not None and await self.log.is_taken_over(log.last)
             except NetworkError:  # an interruption
                 continue
             if taken_over:
-                error = TakenOverError(self.run)
-            elif log is not None and log.last < known:
-                error = LogOlderError(self.run)
-            elif log is None and not seen:
-                error = LogLostError(self.run)
-            if error is not None:
-                self.session.fail(error)
-                return
+                return self.session.fail(TakenOverError(self.run))
+            if log is not None and log.last < known:
+                return self.session.fail(LogOlderError(self.run))
+            if log is None and not seen:
+                return self.session.fail(LogLostError(self.run))
             seen = log is not None
 
     async def close(self) -> None:
@@ -185,27 +173,23 @@ class NetworkCoordinator(Working):
             layout = reception.header.layout
             common = reception.method, layout, reception.seed, examples, per_round, aggregation, bounds
             secure = self.session.settings.secure
-            made = Coordinator(*common) if secure is None else summing(self.session, secure, names, common)
+            made = Coordinator(*common) if secure is None else _summing(self.session, secure, names, common)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         reception.coordinator = made
-        weights = reception.base.hand_over()
-        if weights is not None:
+        if (weights := reception.base.hand_over()) is not None:
             made.weights = weights
         self.rounds = Rounds(self.session, self.roster, made, reception.largest_message())
         await self.session.call()
         return made
 
     async def _be_the_only_one(self) -> None:
-        answer = await self.session.end.status(2)
-        if answer is None:
+        if (answer := await self.session.end.status(2)) is None:
             return
         about = read(Status, answer)
-        raise NetworkError(
-            f"another coordinator runs {self.run} already (since "
-            f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(about.began))} UTC, round "
-            f"{about.round}): this one stops"
-        )
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(about.began))
+        told = f"another coordinator runs {self.run} already (since {since} UTC, round {about.round}): this one stops"
+        raise NetworkError(told)
 
     async def receive(self, sender: str, what: str, data: bytes) -> bytes | None:
         """Takes a client's message; returns the answer to a hello."""
@@ -213,10 +197,9 @@ class NetworkCoordinator(Working):
             if what == "update":
                 if self.rounds is not None:
                     self.rounds.take(sender, data)
-                return None
-            if what == "hello":
+            elif what == "hello":
                 return await self.reception.hello(sender, read(Hello, data))
-            if what == "attach":
+            elif what == "attach":
                 attach = read(Attach, data)
                 if not self._together(sender, attach.host):
                     raise MessageError("it names a process that has another key")
@@ -264,7 +247,7 @@ class NetworkCoordinator(Working):
         """Returns what `fedseed status` shows."""
         rounds, roster, names = self.rounds, self.roster, self.roster.names
         current = None if rounds is None else rounds.open
-        missing = [] if rounds is None or current is None else [names[number] for number in sorted(current.missing)]
+        missing = [] if current is None else [names[number] for number in sorted(current.missing)]
         late = [] if rounds is None else [names[client] for client in rounds.late.named()]  # who holds others up
         return {
             **self.figures(),
@@ -290,17 +273,11 @@ LEVELS = ((100, 20, 200), (20, 5, 100), (5, 1, 50), (0, 0, 50))  # senders and o
 
 
 def status_answer(about: Mapping[str, Any], most: int) -> bytes:
-    """Returns a status as JSON. Names and refusals are shortened as far as is needed; `summary.json` has all.
-
-    Args:
-        about: the status; "refusals" by sender and reason.
-        most: how many bytes the answer should have at most.
-    """
+    """Returns a status as JSON, names and refusals shortened until it has `most` bytes; `summary.json` has all."""
     for names, reasons, letters in LEVELS:
         short = {key: _short(value, max(names, 1), letters) for key, value in about.items() if key != "refusals"}
-        short["refusals"] = _refusals(about.get("refusals", {}), names, reasons, letters)
-        answer = json.dumps(short).encode()
-        if len(answer) <= most:
+        short["refusals"] = _refusals(about["refusals"], names, reasons, letters)
+        if len(answer := json.dumps(short).encode()) <= most:
             break
     return answer
 
@@ -312,8 +289,8 @@ def _short(value: Any, names: int, letters: int) -> Any:
     if isinstance(value, list):
         return [_short(item, names, letters) for item in value[:names]]
     if isinstance(value, dict):
-        most = max(names, 20)
-        return {_short(key, names, letters): _short(item, names, letters) for key, item in islice(value.items(), most)}
+        items = islice(value.items(), max(names, 20))
+        return {_short(key, names, letters): _short(item, names, letters) for key, item in items}
     return value
 
 

@@ -53,8 +53,7 @@ class Presence:
 
     def called(self, incarnation: str) -> None:
         """A coordinator calls; one that this process does not know has to let it in first."""
-        if incarnation != self.incarnation or not self.incarnation or not self.welcome:
-            self.welcome = False
+        self.welcome &= incarnation == self.incarnation
         self._call.set()
 
     async def say(self, kind: type[Beat], **about: Any) -> None:

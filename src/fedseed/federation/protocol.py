@@ -25,9 +25,8 @@ from fedseed.orbit.file import scan
 from fedseed.orbit.record import DIGEST_BYTES, LINK_BYTES, link
 from fedseed.text import shown
 
-_PICKED = struct.Struct("<I")
+_NUMBER = struct.Struct("<I")
 _SILENT = struct.Struct("<2sIH")
-_MARK = struct.Struct("<I")
 ALL = 0xFFFFFFFF
 SILENT = b"FN"
 SAID = b"FK"  # what a client says for a secure sum (`fedseed.federation.secure_talk`)
@@ -48,13 +47,9 @@ class Entry:
 
     @classmethod
     def decode(cls, data: bytes) -> "Entry":
-        """Returns the entry that some bytes hold; the inverse of `encode`.
-
-        Raises:
-            MessageError: the bytes are not an entry.
-        """
+        """Returns the inverse of `encode`. Raises MessageError: the bytes are not an entry."""
         kind = chr(data[0]) if data else ""
-        shortest = {"H": 4, "S": 8, "T": LINK_BYTES + 2, "M": _MARK.size + DIGEST_BYTES, "E": 0}
+        shortest = {"H": 4, "S": 8, "T": LINK_BYTES + 2, "M": _NUMBER.size + DIGEST_BYTES, "E": 0}
         if kind not in shortest:
             raise MessageError(f"entry of unknown kind {kind!r}")
         if len(data) - 1 < shortest[kind]:
@@ -65,15 +60,13 @@ class Entry:
 def header_entry(about: Beginning, orbit_start: bytes) -> Entry:
     """Returns the entry that a log begins with."""
     text = about.encode()
-    return Entry("H", struct.pack("<I", len(text)) + text + orbit_start)
+    return Entry("H", _NUMBER.pack(len(text)) + text + orbit_start)
 
 
 def read_header(entry: Entry) -> tuple[Beginning, Header, bytes]:
     """Returns what a header entry says, the orbit's header, and the link that the first step follows.
 
-    Raises:
-        MessageError: the entry is not valid.
-        OrbitError: the orbit's beginning is not.
+    Raises MessageError, or OrbitError of the orbit's beginning, where it is not valid.
     """
     size = int.from_bytes(entry.body[:4], "little")
     if entry.kind != "H" or len(entry.body) < 4 + size + LINK_BYTES:
@@ -122,44 +115,36 @@ def read_step(entry: Entry) -> tuple[bytes, bytes]:
 
 def mark_entry(number: int, digest: str) -> Entry:
     """Returns the entry that says which weights the clients had after a round."""
-    return Entry("M", _MARK.pack(number) + bytes.fromhex(digest))
+    return Entry("M", _NUMBER.pack(number) + bytes.fromhex(digest))
 
 
 def read_mark(entry: Entry) -> tuple[int, str]:
     """Returns the round and the digest of a mark."""
-    (number,) = _MARK.unpack_from(entry.body)
-    return int(number), entry.body[_MARK.size : _MARK.size + DIGEST_BYTES].hex()
-
-
-def call_message(incarnation: str) -> bytes:
-    """Returns the message of a coordinator that has started, or misses somebody: it asks all to say hello again."""
-    return b"C" + incarnation.encode()
+    (number,) = _NUMBER.unpack_from(entry.body)
+    return int(number), entry.body[_NUMBER.size : _NUMBER.size + DIGEST_BYTES].hex()
 
 
 def plan_message(clients: Sequence[int], everybody: bool, carried: bytes) -> bytes:
     """Returns the message of a plan for some clients, by their numbers, or for everybody."""
     if everybody:
-        return b"P" + _PICKED.pack(ALL) + carried
-    numbers = b"".join(_PICKED.pack(client) for client in clients)
-    return b"P" + _PICKED.pack(len(clients)) + numbers + carried
+        return b"P" + _NUMBER.pack(ALL) + carried
+    return b"P" + struct.pack(f"<{1 + len(clients)}I", len(clients), *clients) + carried
 
 
 def read_plan(body: bytes) -> tuple[frozenset[int] | None, bytes]:
     """Returns the clients that are asked (None: everybody), and the plan message or a reference.
 
-    Raises:
-        MessageError: the plan is not valid.
+    Raises MessageError: the plan is not valid.
     """
-    if len(body) < _PICKED.size:
+    if len(body) < _NUMBER.size:
         raise MessageError("a plan without a list of clients")
-    (count,) = _PICKED.unpack_from(body)
+    (count,) = _NUMBER.unpack_from(body)
     if count == ALL:
-        return None, body[_PICKED.size :]
-    stop = _PICKED.size * (1 + count)
+        return None, body[_NUMBER.size :]
+    stop = _NUMBER.size * (1 + count)
     if len(body) < stop:
         raise MessageError(f"a plan for {count} clients that is cut short")
-    numbers = struct.unpack_from(f"<{count}I", body, _PICKED.size)
-    return frozenset(numbers), body[stop:]
+    return frozenset(struct.unpack_from(f"<{count}I", body, _NUMBER.size)), body[stop:]
 
 
 def silent_message(number: int, attempt: int, reason: str) -> bytes:
@@ -168,16 +153,11 @@ def silent_message(number: int, attempt: int, reason: str) -> bytes:
 
 
 def read_silent(data: bytes) -> tuple[int, int, str]:
-    """Returns the round, the attempt and the reason of a `silent_message`.
-
-    Raises:
-        MessageError: the message is not valid.
-    """
+    """Returns the round, the attempt and the reason of a `silent_message`. Raises MessageError: it is not valid."""
     if not _SILENT.size <= len(data) <= _SILENT.size + _REASON_BYTES:
         raise MessageError(f"{len(data)} bytes where a client says that it sends nothing")
     _, number, attempt = _SILENT.unpack_from(data)
-    reason = data[_SILENT.size :].decode(errors="replace")
-    return number, attempt, shown(reason)
+    return number, attempt, shown(data[_SILENT.size :].decode(errors="replace"))
 
 
 def listed(names: Collection[str], most: int = 8) -> str:

@@ -1,5 +1,6 @@
 """How clients come to a run: they say hello, and what they have must be what the run is about."""
 
+import asyncio
 import base64
 import re
 import time
@@ -8,9 +9,9 @@ from typing import Any
 
 from fedseed.errors import MessageError, OrbitError, RecipeError
 from fedseed.federation.agreement import Agreement, Claim
-from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.control import MOST_CLIENTS, Attach, Hello, Welcome
 from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.large import fetch
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import listed
@@ -28,30 +29,97 @@ MOST_START = 160 << 10  # bytes of a header, compressed: of fifty thousand tenso
 SPARE_START = 8 << 10  # bytes that a header may have more than the run's, once that is known: names, and settings
 MOST_PLACE = 4096  # characters of a base's name or folder
 MOST_REFUSAL = 1000  # characters of the reason that a process is told
+BRING_SECONDS = 60.0  # for a client to bring the base's weights, before another is asked
 
 
-def read_start(data: bytes, source: str, most: int = MOST_START) -> Header:
-    """How somebody's orbit begins. No steps may follow: they would be read, and cost what they like.
+def read_start(data: bytes, most: int = MOST_START) -> Header:
+    """How the orbit of somebody who says hello begins. No steps may follow: reading them would cost what they like.
 
     Args:
         data: the header with its link.
-        source: what errors call it.
         most: bytes that it may have.
 
-    Raises:
-        OrbitError: the header is not usable.
-        MessageError: it has another length than it says.
+    Raises OrbitError or MessageError: the header is not usable, or has another length than it says.
     """
     if len(data) < START.size or len(data) != START.size + START.unpack_from(data)[-1] + LINK_BYTES:
-        raise MessageError(f"{source}: a header of another length than it says, or none")
+        raise MessageError("hello: a header of another length than it says, or none")
     if len(data) > most:
-        raise MessageError(f"{source}: a header of {len(data):,} bytes: at most {most:,} are read")
-    header = scan(data, source)[0].header
+        raise MessageError(f"hello: a header of {len(data):,} bytes: at most {most:,} are read")
+    header = scan(data, "hello")[0].header
     if not re.fullmatch(r"[0-9a-f]{32}", header.base_digest):
-        raise MessageError(f"{source}: the base's digest is not 32 hexadecimal digits")
+        raise MessageError("hello: the base's digest is not 32 hexadecimal digits")
     if max(map(len, (header.base, header.base_folder, header.dtype))) > MOST_PLACE:
-        raise MessageError(f"{source}: where the base is takes more than {MOST_PLACE:,} characters")
+        raise MessageError(f"hello: where the base is takes more than {MOST_PLACE:,} characters")
     return header
+
+
+@dataclass
+class BaseWeights:
+    """Asks clients for the base's weights, with which a coordinator begins where steps are whole weights.
+
+    They must have the digest that most clients say theirs have (`agreement`), and come from one that was asked.
+    """
+
+    session: Session
+    needed: bool  # whether the coordinator wants them at all
+    data: bytes | None = None  # once they are here
+    digest: str | None = None  # what they must have; None: nobody says
+    _ask_again: float = 0.0  # when to ask another client
+    _asked: set[str] = field(default_factory=set)  # who may bring them
+    _failed: set[str] = field(default_factory=set)  # who has brought something else
+    _fetching: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def missing(self) -> bool:
+        """Returns whether they are still to come."""
+        return self.needed and self.data is None
+
+    def asks(self, host: str) -> bool:
+        """Returns whether a client is to bring them. One is enough; another is asked if this one does not."""
+        if not self.missing or host in self._failed or time.monotonic() <= self._ask_again:
+            return False
+        self._ask_again = time.monotonic() + BRING_SECONDS
+        self._asked.add(host)
+        return True
+
+    def take(self, host: str, brought: str, header: Header | None, most: int) -> None:
+        """A client has brought them.
+
+        Args:
+            host: who it is.
+            brought: the weights, or a reference to them, in base64.
+            header: what the run is; None: that is not known.
+            most: bytes of the largest message that a client may send.
+        """
+        if host not in self._asked:
+            self.session.rejected.add(host, "base weights that it was not asked for")
+            return
+        self._asked.discard(host)
+        if self.missing and header is not None:  # otherwise another was faster
+            task = asyncio.create_task(self._take(host, base64.b64decode(brought), header, most))
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
+
+    async def _take(self, host: str, carried: bytes, header: Header, most: int) -> None:
+        try:
+            weights = (await fetch(self.session.end, carried, host, most))[FRAME_BYTES:]
+            if len(weights) != header.layout.dense_bytes:
+                raise MessageError(f"{len(weights)} bytes of weights")
+            digest = self.digest and await asyncio.to_thread(header.digest_of, weights)
+            if digest != self.digest:
+                raise MessageError(f"base weights with the digest {digest}: this run's have {self.digest}")
+            if self.missing:
+                self.data = weights
+        except MessageError as error:
+            self.session.rejected.add(host, str(error))
+            self._failed.add(host)
+            self._ask_again = 0.0
+        self.session.stir()
+
+    def hand_over(self) -> bytes | None:
+        """Returns the weights, which are needed no longer here."""
+        data, self.data, self.needed = self.data, None, False
+        return data
 
 
 @dataclass
@@ -62,7 +130,6 @@ class Reception:
     roster: Roster
     method: Method  # the recipe's
     seed: int  # the recipe's
-    base: BaseWeights  # asks for the base's weights
     header: Header | None = None  # that of the log, or of most clients
     agreement: Agreement = field(default_factory=Agreement)
     coordinator: Coordinator | None = None  # once there is one: it weighs clients by their examples
@@ -73,15 +140,15 @@ class Reception:
     _heard: int = 0  # hellos since all clients were last looked at
     _told: str = ""  # what the start waited for then
 
+    def __post_init__(self) -> None:
+        self.base = BaseWeights(self.session, self.method.catch_up.replaces)
+
     async def assemble(self) -> None:
         """Wait until the clients that the recipe asks for have said hello, and somebody has brought what is needed.
 
-        Raises:
-            RecipeError: the recipe asks for what can't be with the clients that there are, or they do not agree on what
-                the run is about.
+        Raises RecipeError: they are too few for it, or do not agree on what the run is about.
         """
-        roster, settings = self.roster, self.session.settings
-        called = 0.0
+        roster, called = self.roster, 0.0
         while True:
             self._heard = 0
             self._decide()
@@ -90,23 +157,18 @@ class Reception:
                 bring = self.header is not None and self.base.missing  # one of them has to hear that it is to
                 await self.session.call(roster.clients()[:1] if bring else ())
             if roster.names and not roster.open:
-                settings.check(len(roster.names))
+                self.session.settings.check(len(roster.names))
             if self.header is not None and self._all_here(len(roster.present())) and not self.base.missing:
-                roster.close()
-                self._assembling = False
+                roster.open = self._assembling = False
                 return
             self._assembling = True
-            if (waits := self.waits) != self._told:
+            if (waits := self._waits()) != self._told:
                 self.session.progress.note(f"waiting for clients: {waits}")
                 self._told = waits
             await self.session.pause(RESEND_SECONDS)
 
     def _decide(self) -> None:
-        """See what most clients say that the run is about, unless that is known.
-
-        Raises:
-            RecipeError: there is no majority, and nobody is to come who could bring one.
-        """
+        """See what most clients say that the run is about. Raises RecipeError: nobody is to come for a majority."""
         roster, settings = self.roster, self.session.settings
         if self._decided or (self.header is not None and not self.base.missing):
             return
@@ -163,14 +225,12 @@ class Reception:
         wanted = self.roster.wanted(self.session.settings.start_with)
         return {"here": len(self.roster.present()), "wanted": wanted} if self._assembling else None
 
-    @property
-    def waits(self) -> str:
+    def _waits(self) -> str:
         """What the start waits for, for a person."""
-        if (waiting := self.waiting) is None:
-            return ""
+        wanted = self.roster.wanted(self.session.settings.start_with) or "?"
         away = [] if self.roster.open else self.roster.away()
         coming = f"; to come: {listed(away)}" if away else ""
-        return f"{waiting['here']} of {waiting['wanted'] or '?'} clients are here{coming}"
+        return f"{len(self.roster.present())} of {wanted} clients are here{coming}"
 
     def check(self, header: Header, first: Header | None) -> None:
         """Checks that what somebody has is what the run is about.
@@ -206,20 +266,12 @@ class Reception:
             self.coordinator.examples[number] = about.examples
 
     async def hello(self, sender: str, about: Hello) -> bytes:
-        """A process introduces itself; returns what it is told.
-
-        Args:
-            sender: who it is.
-            about: what it says.
-
-        Raises:
-            MessageError: it is in another's name.
-        """
+        """Returns what a process is told that introduces itself. Raises MessageError: it is in another's name."""
         host, known, all_of_them = about.host, about.names, about.names_matter
         if host != sender:
             raise MessageError(f"it speaks for client {host}")
         try:
-            header = read_start(base64.b64decode(about.header), "hello", self._longest_start())
+            header = read_start(base64.b64decode(about.header), self._longest_start())
             listing = tuple(known) if all_of_them and not self.roster.names and not self.roster.open else None
             self._check_claim(host, header, about.begins)
             self._compare_names(host, known, all_of_them)
@@ -228,15 +280,18 @@ class Reception:
             self.session.rejected.add(host, str(error))
             return Welcome(refused=shown(error, MOST_REFUSAL)).encode()
         if not self._decided:  # then it is the run's
-            self.agreement.say(host, claim)
+            self.agreement.claims[host] = claim
         self.roster.outvote(host, False)
         answer: dict[str, Any] = {"epoch": self.session.incarnation, "beat": self.session.settings.dead_after / 3}
         new = self.roster.hello(host, about.at)
         answer.update({"waits": self._told} if self._assembling else {"clients": len(self.roster.names)})
-        if about.bucket and self.header is not None:
-            await self.session.end.allow(host, 4 * self.largest_message() + SPARE_BYTES)
         most = 0 if self.header is None else self.largest_message()
-        self.base.hello(host, about.weights, answer, self.header, most)
+        if about.bucket and most:
+            await self.session.end.allow(host, 4 * most + SPARE_BYTES)
+        if about.weights is not None:
+            self.base.take(host, about.weights, self.header, most)
+        elif self.header is not None and self.base.asks(host):
+            answer["bring"] = "weights"
         self._heard += 1
         wanted = self.roster.wanted(self.session.settings.start_with)
         # looking at all clients for each would take long: all may be here, or a tenth more than at the last look
@@ -272,13 +327,7 @@ class Reception:
             raise MessageError(f"other first weights: their digest is {begins}, this run's have {wanted}")
 
     def _compare_names(self, host: str, names: list[str], all_of_them: bool) -> None:
-        """Whether a process knows who takes part, or, of a run of parties, may itself. Raises MessageError.
-
-        Args:
-            host: who it is.
-            names: the clients that it knows.
-            all_of_them: whether it says that these are all; otherwise they are those that it speaks for.
-        """
+        """Whether a process knows `all_of_them`, or those that it speaks for may take part. Raises MessageError."""
         roster = self.roster
         if not names or len(set(names)) < len(names):
             raise MessageError("a list of clients that is empty or names one twice")

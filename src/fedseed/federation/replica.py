@@ -13,7 +13,7 @@ from fedseed.federation.large import fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import Entry, listed, read_header, read_mark, read_step
 from fedseed.orbit import Record
-from fedseed.orbit.record import LINK_BYTES, link
+from fedseed.orbit.record import link
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import ClientEnd, Stop
 
@@ -27,7 +27,7 @@ MOST_REPAIRS = 3
 class _Log:
     """The log that is followed."""
 
-    link: bytes  # of the last step that was taken from it
+    link: bytes = b""  # of the last step that was taken from it
     incarnation: str = ""  # as its header says; "": the header has not come
     following: Stop | None = None  # ends that its entries are handed out
     missed: float | None = None  # since when a step's object is not there
@@ -50,17 +50,17 @@ class Replica:
     ended: bool = False
     version: int = 0  # other weights, another version
     norm: float | None = None  # of the newest step, where the method knows it
-    _awaited: tuple[float, bytes] | None = None  # whole weights that could not be had yet, and since when
+    _awaited: tuple[float, bytes] | None = None  # whole weights that are to be loaded, and since when
     _queue: deque[Entry | Exception] = field(default_factory=deque)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # whoever reads the log on, or begins again
+    _log: _Log = field(default_factory=_Log)
     _repairs: int = 0
-    _digest: tuple[int, str] | None = None
+    _digest: tuple[int, str] = (-1, "")  # of which version
 
     def __post_init__(self) -> None:
         self.numbers = {name: number for number, name in enumerate(self.hosted.names)}
         # each step is whole weights: only the newest are loaded
         self.replaces = self.hosted.worker.method.catch_up.replaces
-        self._log = _Log(self.hosted.start[-LINK_BYTES:])
 
     @property
     def waits(self) -> bool:
@@ -108,7 +108,13 @@ class Replica:
         self._queue.clear()
         self._log.incarnation, self._log.missed = "", None
         if self.at:
-            await self._take_base()
+            memory = self.hosted.worker.memory  # what clients remember is by round, and stays
+            self.hosted = await self.thread.do(self.load)
+            self.hosted.worker.memory = memory
+            self.version += 1
+            self.at = 0
+            self.norm = self._awaited = None
+            self.spent = Cost()
         self._log.following = await self.end.follow(0, self._take)
 
     async def stop(self) -> None:
@@ -124,17 +130,6 @@ class Replica:
             self._queue.append(NetworkError(f"entry {number} of the log is not valid: {error}"))
         self.wake()
 
-    async def _take_base(self) -> None:
-        memory = self.hosted.worker.memory  # what clients remember is by round, and stays
-        self.hosted = await self.thread.do(self.load)
-        self.hosted.worker.memory = memory
-        self.version += 1
-        self.at = 0
-        self.norm = self._awaited = None
-        self.spent = Cost()
-        self._log.link = self.hosted.start[-LINK_BYTES:]
-        self._digest = None
-
     async def _begin_again(self, why: str) -> None:
         self.progress.warn(f"{why}: replaying from the base")
         await self._begin()
@@ -142,8 +137,11 @@ class Replica:
     async def advance(self) -> None:
         """Take everything that has come from the log: steps that follow each other are applied together.
 
+        Whole weights that could not be had when they were announced are asked for again.
+
         Raises:
             FedseedError: the log is another run's, or not valid, or this machine computes differently.
+            NetworkError: weights have not come for a minute.
         """
         async with self._turn:
             await self._advance()
@@ -182,17 +180,13 @@ class Replica:
                 self.ended = True
         if steps:
             await self._apply(steps)
+        if self._awaited is not None:
+            await self._take_weights(*self._awaited)
         if mark is not None and mark[0] == self.at and self.current:
             await self._compare(mark[1])
 
     async def _miss(self, entry: Entry, error: MessageError) -> None:
-        """A step's object is not there: it is asked for again, or passed over where the log begins again after it.
-
-        A server that comes back with an older store has lost the objects of steps that it had handed out.
-
-        Raises:
-            NetworkError: it has not come for a minute.
-        """
+        """A step's object is not there (the server has an older store): waits for it, or goes on to a new header."""
         self._log.missed = self._log.missed or time.monotonic()
         if any(isinstance(later, Entry) and later.kind == "H" for later in self._queue):
             while not (isinstance(later := self._queue[0], Entry) and later.kind == "H"):
@@ -207,7 +201,12 @@ class Replica:
     async def _fits(self, header: Entry) -> bool:
         """Returns whether the log is this run's. Raises FedseedError if it must be, because the coordinator says so."""
         try:
-            self._check(header)
+            about, theirs, self._log.link = read_header(header)
+            self._log.incarnation = about.epoch
+            if differences := theirs.differences(self.hosted.header):
+                raise FedseedError(f"run {self.run} is another one: {differences[0]} here")
+            if any(name not in about.names for name in self.hosted.items):
+                raise FedseedError(f"run {self.run} has no client {self.hosted.host}: it has {listed(about.names)}")
         except FedseedError as error:
             if not self._log.looking:
                 raise
@@ -216,70 +215,47 @@ class Replica:
             await self.stop()
             self._queue.clear()
             return False
+        self.numbers = {name: number for number, name in enumerate(about.names)}
         return True
-
-    def _check(self, entry: Entry) -> None:
-        about, theirs, start = read_header(entry)
-        self._log.incarnation = about.epoch
-        if differences := theirs.differences(self.hosted.header):
-            raise FedseedError(f"run {self.run} is another one: {differences[0]} here")
-        names = about.names
-        if any(name not in names for name in self.hosted.items):
-            raise FedseedError(f"run {self.run} has no client {self.hosted.host}: it has {listed(names)}")
-        self.numbers = {name: number for number, name in enumerate(names)}
-        self._log.link = start
 
     async def _apply(self, steps: list[bytes]) -> None:
         """Apply steps that follow each other: many are merged, as in a replay; of whole weights the newest count."""
         self.version += 1
-        worker, began = self.hosted.worker, time.perf_counter()
         if self.replaces:
             if changed := [step for step in steps if is_stored(step) or len(step) > FRAME_BYTES]:
                 self._awaited = (time.monotonic(), changed[-1])
-                await self._settle()
+        elif len(steps) == 1:
+            await self._apply_one(steps[0])
         else:
-            if len(steps) == 1:
-                self.norm = await self.thread.do(worker.apply, steps[0])
-            else:
-                records = [Record(message.round, message.payload) for message in map(Message.decode, steps)]
-                await self.thread.do(worker.catch_up, records)
-                self.norm = None
+            began = time.perf_counter()
+            records = [Record(message.round, message.payload) for message in map(Message.decode, steps)]
+            await self.thread.do(self.hosted.worker.catch_up, records)
+            self.norm = None
             self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
         self.at += len(steps)
         self.progress.advance(self.at)
 
-    async def settle(self) -> None:
-        """Load the newest weights, if they could not be had when they were announced.
+    async def _apply_one(self, step: bytes) -> None:
+        began = time.perf_counter()
+        self.norm = await self.thread.do(self.hosted.worker.apply, step)
+        self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
 
-        Raises:
-            NetworkError: they have not come for a minute.
-        """
-        async with self._turn:
-            await self._settle()
-
-    async def _settle(self) -> None:
-        if self._awaited is None:
-            return
-        since, carried = self._awaited
+    async def _take_weights(self, since: float, carried: bytes) -> None:
+        """Load the newest weights, if they are there. Raises NetworkError: they have not come for a minute."""
         try:
-            message = await fetch(self.end, carried, None)
+            step = await fetch(self.end, carried, None)
         except MessageError as error:  # they have been deleted already: newer ones are on their way
             if time.monotonic() > since + WEIGHTS_PATIENCE_SECONDS:
                 raise NetworkError(f"the newest weights can't be had: {error}") from error
-            return
-        began = time.perf_counter()
-        self.norm = await self.thread.do(self.hosted.worker.apply, message)
-        self._awaited = None
-        self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
+        else:
+            await self._apply_one(step)
+            self._awaited = None
 
     async def digest(self) -> str:
         """Returns the weights' digest."""
-        if self._digest is None or self._digest[0] != self.at:
-            at, version = self.at, self.version
-            found = await self.thread.do(self.hosted.worker.space.digest)
-            if version != self.version:  # it has begun again meanwhile
-                return found
-            self._digest = (at, found)
+        version = self.version  # it may begin again meanwhile
+        if self._digest[0] != version:
+            self._digest = version, await self.thread.do(self.hosted.worker.space.digest)
         return self._digest[1]
 
     async def _compare(self, digest: str) -> None:

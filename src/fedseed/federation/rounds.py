@@ -101,8 +101,7 @@ class Rounds:
             elif is_stored(data):
                 self._begin_fetch(current, name, number, data)
             else:
-                self.coordinator.receive(data, number)
-                self._count(current, number, len(data))
+                self._receive(current, number, data)
         except MessageError as error:
             self._refuse(name, number, str(error))
             if current is not None and self.session.at_hand:
@@ -123,14 +122,15 @@ class Rounds:
         if self.open is not None:
             self.open.refused[number] = reason
 
-    def _count(self, current: OpenRound, number: int, size: int) -> None:
-        if self.secure is None:  # otherwise much comes after it
-            self.late.back(number)
-        current.bytes_up[number] = size - FRAME_BYTES
-        current.silent.pop(number, None)
-        self._wait_no_more(current, number)
+    def _receive(self, current: OpenRound, client: int, message: bytes) -> None:
+        self.coordinator.receive(message, client)
+        current.bytes_up[client] = len(message) - FRAME_BYTES
+        current.silent.pop(client, None)
+        self._wait_no_more(current, client, in_time=True)
 
-    def _wait_no_more(self, current: OpenRound, client: int) -> None:
+    def _wait_no_more(self, current: OpenRound, client: int, in_time: bool = False) -> None:
+        if in_time and self.secure is None:  # otherwise much comes after it
+            self.late.back(client)
         current.missing.discard(client)
         if not current.missing:
             self.session.stir()
@@ -145,10 +145,8 @@ class Rounds:
         if current is None or (number, attempt) != (current.number, current.attempt):
             raise MessageError(f"round {number} attempt {attempt} is not open")
         self._check_wanted(current, client, current.silent)
-        if self.secure is None:
-            self.late.back(client)
         current.silent[client] = reason
-        self._wait_no_more(current, client)
+        self._wait_no_more(current, client, in_time=True)
 
     def _begin_fetch(self, current: OpenRound, name: str, number: int, data: bytes) -> None:
         """Get a large update, if what its frame says can count."""
@@ -170,9 +168,7 @@ class Rounds:
             async with self._room.taken(reference.size):
                 self._still_open()  # it may have waited long
                 message = await fetch(self.session.end, data, owner, self.largest)
-                current = self._still_open()
-                self.coordinator.receive(message, number)
-                self._count(current, number, len(message))
+                self._receive(self._still_open(), number, message)
         except MessageError as error:
             if self.open is not None and self.open.again[number] > 0:  # it was put there anew, and comes again
                 self.open.again[number] -= 1
@@ -258,25 +254,22 @@ class Rounds:
         """Returns why a client's update does not count, and warns of it. `within`: how long it was waited for."""
         name, number = self.roster.names[client], current.number
         if client in current.silent:
-            private = self.coordinator.private  # a reason would depend on the client's data
-            why = WITHHELD if private else current.silent[client]
+            why = (
+                WITHHELD if self.coordinator.private else current.silent[client]
+            )  # it would depend on the client's data
             if self.coordinator.examples[client] or client not in self.idle:  # once, if it has nothing to learn from
                 self.session.progress.warn(f"round {number}: {name} sends nothing: {why}")
             self.idle.add(client)
             return why
-        why = f"no answer {within}" if client in self.roster.present() else "it has gone"
         if client in current.refused:
             why = f"refused: {current.refused[client]}"
+        else:
+            why = f"no answer {within}" if client in self.roster.present() else "it has gone"
         self.session.progress.warn(f"round {number}: nothing of {name} counts: {why}")
         return why
 
     async def _ask(self, current: OpenRound, plans: dict[bytes, list[int]]) -> str:
-        """Send the plans and wait for answers; returns for how long.
-
-        Whoever is there and has sent nothing that counts when the deadline, or the patience, is over would go on so. It
-        is asked again when it has been left out for twice as long as it was waited for, and, each time in a row that it
-        lets the others wait, for twice as long as the time before.
-        """
+        """Send the plans and wait for answers; returns for how long. Who lets the others wait is left out (`Late`)."""
         end, names = self.session.end, self.roster.names
         blobs = [f"plan-{current.number}-{current.attempt}-{clients[0]}" for clients in plans.values()]
         carried = [await carry(end, plan, blob) for plan, blob in zip(plans, blobs, strict=True)]

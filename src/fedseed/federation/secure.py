@@ -26,10 +26,10 @@ from fedseed.methods.base import Answer, Answers
 from fedseed.methods.payload import About, Array, Payload, Scalar, State
 from fedseed.privacy.protection import summand
 from fedseed.privacy.secure.client import SecureClient
-from fedseed.privacy.secure.fixed import FixedPoint, Words
+from fedseed.privacy.secure.fixed import Words
 from fedseed.privacy.secure.messages import SETUP_BYTES
 from fedseed.privacy.secure.settings import SecureSums, secure_problem
-from fedseed.privacy.secure.summing import Asking, Setup, Summing
+from fedseed.privacy.secure.summing import Asking, Summing
 from fedseed.weights.layout import Layout
 
 FIRST_OUT = 8  # rounds that somebody is left out of at first, who may have lied in a sum
@@ -48,14 +48,6 @@ class Masked(Payload):
 
     setup: Annotated[int, Scalar("u8")]  # names the keys
     words: Annotated[Words, Array("u8", "words")]  # the vector and the weight, added to masks
-
-    @classmethod
-    def take(cls, data: bytes, form: FixedPoint, count: int) -> "Masked":
-        """Such an update. Raises MessageError."""
-        size = SETUP_BYTES + count * form.dtype.itemsize
-        if len(data) != size:
-            raise MessageError(f"{len(data)} bytes of masked words: {count} words take {size}")
-        return cls(_name(data[:SETUP_BYTES]), np.frombuffer(data[SETUP_BYTES:], form.dtype))
 
 
 class Suspects:
@@ -123,15 +115,11 @@ class SecureCoordinator(Coordinator):
         there = set(range(len(self.examples)) if alive is None else alive) - self.summing.barred.keys()
         return super().open(number, attempt, there - self.suspects.among(number, there, self.secure.least))
 
-    def agreeing(self) -> Asking[Setup]:
-        """Returns the conversation before the plans of the open round go out."""
+    def agreeing(self) -> Asking[None]:
+        """The conversation before the plans of the open round go out: who sends no keys is not asked for an update."""
         current = self.current
-        return self.summing.prepare(current.number, current.attempt, current.clients)
-
-    def keep(self, members: Sequence[int]) -> None:
-        """Those of the open round's clients that have sent keys are asked for an update; the others are not."""
-        current = self.current
-        current.clients = [client for client in current.clients if client in members]
+        setup = yield from self.summing.prepare(current.number, current.attempt, current.clients)
+        current.clients = [client for client in current.clients if client in setup.members]
 
     def opening(self) -> Asking[None]:
         """The conversation after the last answer has come: `close` makes the step of the sum that it opens."""
@@ -147,11 +135,13 @@ class SecureCoordinator(Coordinator):
         current.updates, current.received = {}, {}
 
     def _read(self, current: Round, data: bytes) -> tuple[Any, float]:
-        update = Masked.take(data, self.summing.form, count_words(self.method, self.state))
+        kind, count, name = self.summing.form.dtype, count_words(self.method, self.state), data[:SETUP_BYTES]
+        if len(data) != (size := SETUP_BYTES + count * kind.itemsize):
+            raise MessageError(f"{len(data)} bytes of masked words: {count} words take {size}")
         assert self.summing.setup is not None
-        if update.setup != _name(self.summing.setup.terms.setup):
+        if name != self.summing.setup.terms.setup:
             raise MessageError("it is masked with other keys than those of this attempt")
-        return update, 0.0
+        return Masked(int.from_bytes(name, "little"), np.frombuffer(data[SETUP_BYTES:], kind)), 0.0
 
     def _weighted(self, current: Round) -> Answers:
         """One answer that stands for all of them; none, if nobody had anything to send."""
@@ -252,7 +242,3 @@ class Masking:
             )
             self.warn = None
         return np.append(self.form.write(vector, weight), self.form.dtype.type(weight))
-
-
-def _name(setup: bytes) -> int:
-    return int.from_bytes(setup, "little")

@@ -9,7 +9,6 @@ A kind is 1: the answer; 0: why there is none; 2: why, where the client has open
 from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from fedseed.errors import FedseedError, MessageError
 from fedseed.federation.membership import Roster
@@ -22,7 +21,6 @@ from fedseed.privacy.secure.proofs import keep
 from fedseed.privacy.secure.summing import Asking
 from fedseed.text import shown
 
-T = TypeVar("T")
 ABOUT_BYTES = 15  # phase, setup, and where they matter round and attempt
 NOTHING, SOMETHING, OPENED = 0, 1, 2
 
@@ -82,7 +80,7 @@ class SecureTalk:
 
     async def agree(self) -> None:
         """Agree on keys with the open round's clients; who has sent none takes no part. Raises as `_hold`."""
-        self.coordinator.keep((await self._hold(self.coordinator.agreeing())).members)
+        await self._hold(self.coordinator.agreeing())
 
     async def open_sum(self, answered: Set[int]) -> None:
         """Open the sum of what has come from the clients that have answered. Raises as `_hold`."""
@@ -90,15 +88,14 @@ class SecureTalk:
         for client in answered - self.slow:
             self.late.back(client)
 
-    async def _hold(self, asking: Asking[T]) -> T:
+    async def _hold(self, asking: Asking[None]) -> None:
         """Hold a conversation. Raises TooFewError, and LostError if too few are left that have not opened the round."""
         try:
             asks = next(asking)
             while True:
                 asks = asking.send(await self._ask(asks))
-        except StopIteration as done:
-            found: T = done.value
-            return found
+        except StopIteration:
+            return
         except TooFewError:
             self._failed += 1
             raise
@@ -117,7 +114,11 @@ class SecureTalk:
             return self.roster.present() - (self.slow if len(self._answers) >= least else frozenset())
 
         async def send(missing: Set[int], again: bool) -> None:
-            await self._send({client: asks[client] for client in sorted(missing)})
+            alike: dict[bytes, list[int]] = {}
+            for client in sorted(missing):
+                alike.setdefault(asks[client], []).append(client)
+            for ask, clients in alike.items():
+                await self.session.end.broadcast(b"K" + plan_message(clients, False, ask)[1:])
 
         wait = Wait(self.late, self.roster.work(asks), min(least, len(asks) - 1), 2 ** min(self._failed, 6))
         late = await wait.answers(lambda: asks.keys() - self._answers.keys(), here, send)
@@ -131,13 +132,6 @@ class SecureTalk:
             raise LostError(f"{len(self._opened)} clients have opened it before, and do not again: its sum is lost")
         return {client: answer for client, answer in self._answers.items() if answer is not None}
 
-    async def _send(self, asks: dict[int, bytes]) -> None:
-        alike: dict[bytes, list[int]] = {}
-        for client, ask in asks.items():
-            alike.setdefault(ask, []).append(client)
-        for ask, clients in alike.items():
-            await self.session.end.broadcast(b"K" + plan_message(clients, False, ask)[1:])
-
     def take(self, client: int, data: bytes) -> None:
         """A client's answer. Raises MessageError."""
         start = len(SAID) + ABOUT_BYTES
@@ -148,14 +142,11 @@ class SecureTalk:
             return  # it comes twice, or late
         self.up += len(body)
         name = self.roster.names[client]
-        if kind == SOMETHING:
-            self._answers[client] = body
-        elif kind == OPENED:
+        self._answers[client] = body if kind == SOMETHING else None
+        if kind == OPENED:
             self._opened.add(client)  # whoever says so alone may lie
-            self._answers[client] = None
             self.session.progress.warn(f"{name} has opened this round, or a later one, before, and does not again")
-        else:
-            self._answers[client] = None
+        elif kind != SOMETHING:
             self.session.progress.warn(f"{name} says nothing for a secure sum: {shown(body.decode(errors='replace'))}")
         if self._answers.keys() >= self._asks.keys():
             self.session.stir()
@@ -163,18 +154,18 @@ class SecureTalk:
     def _name_barred(self) -> None:
         """Say who has broken the rules, once, and whose answers are in doubt. Raises FedseedError: too few are left."""
         barred, doubted = self.coordinator.summing.barred, self.coordinator.summing.doubted
+        names, proofs = self.roster.names, self.session.settings.proofs
         for client in barred.keys() - self._named:
             self._named.add(client)
-            self.session.rejected.add(self.roster.names[client], barred[client].reason)
-            if self.session.settings.proofs is not None:
-                keep(self.session.settings.proofs, client, barred[client])
+            self.session.rejected.add(names[client], barred[client].reason)
+            if proofs is not None:
+                keep(proofs, client, barred[client])
         for client, why in doubted.items():
-            self.session.rejected.add(self.roster.names[client], why)
-            seconds = max(RESEND_SECONDS, self._waited)
-            self.late.leave_out(client, seconds, f"what {self.roster.names[client]} says can't be taken")
+            self.session.rejected.add(names[client], why)
+            self.late.leave_out(client, max(RESEND_SECONDS, self._waited), f"what {names[client]} says can't be taken")
             self.slow.add(client)
         doubted.clear()
-        left = len(self.roster.names) - len(barred)
+        left = len(names) - len(barred)
         if left < (least := self.coordinator.secure.least):
             raise FedseedError(
                 f"{left} clients are left that keep to the rules of secure sums, {least} are needed "

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,7 +10,6 @@ from math import inf
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from fedseed.federation.protocol import call_message
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.reports.progress import Progress
 from fedseed.text import shown
@@ -42,7 +41,7 @@ class Rejected:
     progress: Progress  # shows refusals
     run: str  # the run's name, for saying where further refusals can be seen
     _kept: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # how often, the oldest first
-    _others: dict[str, int] = field(default_factory=dict)  # how often for reasons that are not kept, by sender
+    _others: Counter[str] = field(default_factory=Counter)  # how often for reasons that are not kept, by sender
     _reasons: Counter[str] = field(default_factory=Counter)  # how many are kept, by every sender there was
     _told: int = 0
     _since: int = 0
@@ -55,14 +54,14 @@ class Rejected:
             sender = OTHERS
         new = (sender, reason) not in self._kept
         if new and self._reasons[sender] >= MOST_REASONS:
-            self._others[sender] = self._others.get(sender, 0) + 1
+            self._others[sender] += 1
         else:
             self._kept[sender, reason] = self._kept.get((sender, reason), 0) + 1
             self._kept.move_to_end((sender, reason))
             self._reasons[sender] += new
             if len(self._kept) > MOST_KEPT:  # the reason that has not come up for longest is forgotten, not its count
                 (oldest, _), count = self._kept.popitem(last=False)
-                self._others[oldest] = self._others.get(oldest, 0) + count
+                self._others[oldest] += count
                 self._reasons[oldest] -= 1
         if new and self._told < MOST_TOLD:
             self._told += 1
@@ -75,14 +74,13 @@ class Rejected:
         count, self._since = self._since, 0
         return count
 
-    def counts(self) -> dict[str, dict[str, int]]:
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
         """Returns how many refusals there were, by sender and reason."""
-        found: dict[str, dict[str, int]] = {}
+        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for (sender, reason), count in self._kept.items():
-            found.setdefault(sender, {})[reason] = count
+            found[sender][reason] = count
         for sender, count in self._others.items():
-            reasons = found.setdefault(sender, {})
-            reasons[OTHERS] = reasons.get(OTHERS, 0) + count
+            found[sender][OTHERS] += count
         return found
 
 
@@ -138,7 +136,7 @@ class Session:
 
     async def call(self, soon: Collection[str] = ()) -> None:
         """Asks everybody to say hello; `soon`: clients that must not wait for another message to hear of it."""
-        await self.end.broadcast(call_message(self.incarnation), soon)
+        await self.end.broadcast(b"C" + self.incarnation.encode(), soon)
 
     async def pause(self, seconds: float) -> None:
         """Waits for something to happen, at most so long. Raises the error that ends the run."""
@@ -244,12 +242,9 @@ class Wait(Generic[Who]):
         self._answered = frozenset(answered)
         if not enough:
             return set()
-        held = set()
-        for who in self.asked.keys() - answered:
-            fair = self._fair(who)
-            if took > fair + self.late.patience(who, self._needed) * self.longer:
-                held.add(who)
-        return held
+        waited = self.asked.keys() - answered
+        most = {who: self._fair(who) + self.late.patience(who, self._needed) * self.longer for who in waited}
+        return {who for who in waited if took > most[who]}
 
     async def answers(
         self, missing: Callable[[], Set[Who]], here: Callable[[], Set[Who]],

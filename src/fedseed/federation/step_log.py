@@ -38,12 +38,10 @@ class StepLog:
 
     end: CoordinatorEnd
     replacing: bool  # each step is whole weights: only the newest are kept
-    names: list[str] = field(default_factory=list)  # the clients', as the log's header has them
     steps: list[tuple[bytes, bytes]] = field(default_factory=list)  # of earlier sessions: link, message or reference
     marks: dict[int, str] = field(default_factory=dict)  # digests by round
     ended: bool = False
-    header: Header | None = None
-    _writer: LogWriter | None = None
+    _writer: LogWriter = field(init=False)  # once the log was made or read
     _sessions: int = 0  # that are known to have begun, this one included
     _looked: int = 0  # up to which entry `is_taken_over` has looked
     _link: bytes = b""
@@ -53,13 +51,13 @@ class StepLog:
         """Make the log; returns its incarnation."""
         incarnation = secrets.token_hex(8)
         self._writer = await self.end.writer(None, copies)
-        about = Beginning(epoch=incarnation, names=list(names), rounds=rounds)
-        await self._writer.append(header_entry(about, begin(header)).encode())
-        self.header, self.names, self._link = header, list(names), begin(header)[-LINK_BYTES:]
+        about, start = Beginning(epoch=incarnation, names=list(names), rounds=rounds), begin(header)
+        await self._append(header_entry(about, start))
+        self._link = start[-LINK_BYTES:]
         return incarnation
 
-    async def read(self, last: int, run: str) -> str:
-        """Read the log up to entry `last`; returns its incarnation.
+    async def read(self, last: int, run: str) -> LogContents:
+        """Read the log up to entry `last`; returns what it says.
 
         Raises:
             NetworkError: it is empty.
@@ -70,9 +68,9 @@ class StepLog:
         if not entries:
             raise NetworkError(f"the log of run {run} is empty: start again with --fresh")
         whole = LogContents.read(entries)
-        self.header, self.names, self._link = whole.header, whole.about.names, whole.link
         self.steps, self.marks, self._sessions, self.ended = whole.steps, whole.marks, whole.sessions, whole.ended
-        return whole.about.epoch
+        self._link = whole.link
+        return whole
 
     async def begin_session(self) -> None:
         """From here on nobody else may write."""
@@ -91,7 +89,6 @@ class StepLog:
         return sum(data[:1] == b"S" for data in await self.end.entries(last)) > self._sessions
 
     async def _append(self, entry: Entry) -> None:
-        assert self._writer is not None
         await self._writer.append(entry.encode())
 
     async def take_up(self, run: str, waits: bool) -> Logged:
@@ -127,9 +124,8 @@ class StepLog:
         self._link = after
         if self.replacing and carried != step:
             self._blobs.append(name)
-            for old in self._blobs[:-2]:
-                await self.end.drop(None, old)
-            self._blobs = self._blobs[-2:]
+            while len(self._blobs) > 2:
+                await self.end.drop(None, self._blobs.pop(0))
 
     async def mark(self, number: int, digest: str) -> None:
         """Append which weights the clients have after a round, unless it is known."""
@@ -142,10 +138,9 @@ class StepLog:
         if not self.ended:
             await self._append(Entry("E", b""))
             self.ended = True
-            assert self._writer is not None
             await self._writer.finish()
 
     @property
     def last(self) -> int:
         """Returns the number of the last entry."""
-        return 0 if self._writer is None else self._writer.last
+        return self._writer.last

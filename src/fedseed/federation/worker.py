@@ -37,6 +37,14 @@ class Answer:
     reason: str | None  # why it sends nothing
     cost: ClientCost  # of the work; of a private method nothing, for it depends on the client's data
 
+    @property
+    def spent(self) -> Cost:
+        """Returns what the work cost, as it is reported; without the losses where nothing is sent."""
+        cost, losses = self.cost, [] if self.message is None else self.cost.losses
+        passes = (cost.forward_passes, cost.backward_passes, cost.skipped_steps)
+        moved = (cost.moved_weights, cost.movable_weights)
+        return Cost(dict(cost.seconds), *passes, sum(losses), len(losses), *moved)
+
 
 class Worker:
     """A model with the clients it trains for; all of them are at the same weights, so one copy serves.
@@ -52,15 +60,9 @@ class Worker:
     """
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        method: Method,
-        objective: Objective,
-        seed: int,
-        joint: bool = True,
-        digest: DigestKind = "blake2b",
-        kind: type[ParameterSpace] = ParameterSpace,
-    ) -> None:
+        self, model: torch.nn.Module, method: Method, objective: Objective, seed: int, joint: bool = True,
+        digest: DigestKind = "blake2b", kind: type[ParameterSpace] = ParameterSpace,
+    ) -> None:  # fmt: skip
         self.space = kind(model, method.blocks, digest)
         method.check(self.space.layout)
         check_dtypes(method, map(dtype_name, (*model.parameters(), *model.buffers())))
@@ -88,12 +90,9 @@ class Worker:
         return self.joint and self.method.shares_losses and not alone
 
     def train_all(
-        self,
-        plans: Sequence[bytes],
-        clients: Sequence[int],
-        items: Sequence[Sequence[Any]],
+        self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]],
         known: Mapping[Look, Seen] | None = None,
-    ) -> list[Answer]:
+    ) -> list[Answer]:  # fmt: skip
         """Like `train` for several clients, which compute in one go what the method allows.
 
         Args:
@@ -108,10 +107,10 @@ class Worker:
     def look(
         self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]], part: int, parts: int
     ) -> dict[Look, Seen]:
-        """Returns a part of the losses that clients share, for another process' `train_all`.
+        """Returns a part of the losses that clients share, for another process' `train_all`, of all who take part.
 
         Args:
-            plans: a message for each client that takes part in the round.
+            plans: a message for each client.
             clients: their numbers.
             items: their examples.
             part: which part, from 0.
@@ -126,7 +125,7 @@ class Worker:
         self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]]
     ) -> tuple[list[Message], list[LocalClient]]:
         """Returns the plans, read, and the clients that are to follow them."""
-        messages = [self._read(plan) for plan in plans]
+        messages = [Message.decode(plan) for plan in plans]
         return messages, [
             LocalClient(self.space, self.objective, own, self.seed, message.round, client, self.memory)
             for message, client, own in zip(messages, clients, items, strict=True)
@@ -135,11 +134,8 @@ class Worker:
     def _answers(self, messages: Sequence[Message], clients: Sequence[LocalClient]) -> list[Answer]:
         return [self._answer(message, client) for message, client in zip(messages, clients, strict=True)]
 
-    def _read(self, plan_message: bytes) -> Message:
-        message = Message.decode(plan_message)
-        return message.expect(MessageKind.PLAN, self.method.code, message.round)
-
     def _answer(self, message: Message, client: LocalClient) -> Answer:
+        message.expect(MessageKind.PLAN, self.method.code, message.round)
         plan = self.method.decode_plan(self.state, message.payload)
         cost = ClientCost() if self.private else client.cost
         train = self.method.train if self.protection is None else self.protection.train
@@ -164,8 +160,7 @@ class Worker:
     def apply(self, step_message: bytes) -> float | None:
         """Apply a step; returns the expected norm of what it adds to the weights, where that can be known.
 
-        Raises:
-            MessageError: not a step of this method.
+        Raises MessageError: not a step of this method.
         """
         message = Message.decode(step_message)
         message.expect(MessageKind.STEP, self.method.code, message.round)
@@ -188,16 +183,3 @@ class Worker:
             OrbitError: a step is not valid, or the weights differ from the digest recorded last.
         """
         self.state = catch_up(self.method, self.state, self.space, records)
-
-
-def cost_of(cost: ClientCost, counts: bool = True) -> Cost:
-    """Returns what a client's work cost.
-
-    Args:
-        cost: the client's notes.
-        counts: whether it answered; the losses of one that did not are left out.
-    """
-    losses = cost.losses if counts else []
-    passes = (cost.forward_passes, cost.backward_passes, cost.skipped_steps)
-    moved = (cost.moved_weights, cost.movable_weights)
-    return Cost(dict(cost.seconds), *passes, sum(losses), len(losses), *moved)

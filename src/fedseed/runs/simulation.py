@@ -25,7 +25,7 @@ from fedseed.federation.rounds import Gathered, Rounds
 from fedseed.federation.secure import Masking, SecureCoordinator
 from fedseed.federation.secure_talk import answered
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
-from fedseed.federation.worker import Answer, cost_of
+from fedseed.federation.worker import Answer
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.orbit import NO_DIGEST, Record
@@ -160,7 +160,7 @@ class AtHand(Session):
         if self.byzantine is not None:
             sent = self.byzantine.sent(about.round, sent, self.hosted.worker.corrupt)
         for client, answer in answers.items():
-            self._now.spent.add(cost_of(answer.cost, counts=answer.message is not None))
+            self._now.spent.add(answer.spent)
             message = sent.get(client) or silent_message(about.round, about.attempt, str(answer.reason))
             if self.masking is not None:
                 message = self._masked(self.masking, client, sent.get(client), about)
