@@ -123,6 +123,16 @@ def round_of(made, number, *sent):
     return Message.decode(made.close()).payload
 
 
+def test_what_is_said_after_the_claims_were_looked_at_does_not_count():
+    made = dense((1, 3), weighting="examples")
+    made.open(1)
+    for client in (0, 1):
+        made.receive(update(made, client, floats(4.0 * client, 0.0)), client)
+    assert made.screen() == {}
+    made.examples[0] = 1 << 30
+    assert Message.decode(made.close()).payload == floats(3.0, 0.0)
+
+
 def test_whole_weights_count_by_the_largest_update():
     """Not by their mean, which Adam makes a step of one size of."""
     made = dense()
@@ -132,6 +142,21 @@ def test_whole_weights_count_by_the_largest_update():
     assert round_of(made, 4, *far) == b"" and "out of all proportion: 1.5e+03" in made.untaken
     near = [(0, floats(4.0, 4.0)), (1, floats(900.0, 900.0))]
     assert round_of(made, 5, *near) == floats(452.0, 452.0) and made.untaken is None
+
+
+@pytest.mark.parametrize("kind", ["average", "momentum", "adam"])
+def test_half_precision_ends_at_65504(kind):
+    """What does not fit into the weights is not taken, and nothing is remembered of it."""
+    layout = Layout((TensorEntry("w", (2,), "float16"),), (0, 2))
+    method = FedAvg(server=kind, global_rate=6e4 if kind == "adam" else 60.0)
+    made = Coordinator(method, layout, 1, [1, 1], 2)
+    fits, too_large = (np.array([1.0, value], dtype="<f2").tobytes() for value in (60000.0, 62000.0))
+    made.weights = fits
+    before = made.state_dict()
+    assert round_of(made, 1, (0, too_large), (1, too_large)) == b"" and "NaN or infinite" in made.untaken
+    after = made.state_dict()
+    assert before.keys() == after.keys() and all((before[name] == after[name]).all() for name in before)
+    assert round_of(made, 2, (0, fits), (1, fits)) and made.untaken is None
 
 
 def test_too_few_answers_for_the_rule_make_an_empty_step():

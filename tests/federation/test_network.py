@@ -30,13 +30,12 @@ def test_the_result_is_that_of_one_process(name, problem, network, shared_server
     net.check(problem, coordinator, hosts, expected.summary)
     for ours, theirs in zip(net.lines(), expected.metrics, strict=True):
         assert {k: ours.get(k) for k in SAME} == {k: theirs.get(k) for k in SAME}
-        assert ours.get("train_loss") == pytest.approx(theirs.get("train_loss"))
-        assert ours.get("step_over_weights") == pytest.approx(theirs.get("step_over_weights"))
+        for key in ("train_loss", "step_over_weights"):
+            assert ours.get(key) == pytest.approx(theirs.get(key))
     summary = net.summary()
     assert summary["repeated_rounds"] == 0 and repeats(summary["refusals"]) and summary["drifted"] == []
-    assert {k: summary[k] for k in ("payload_bytes_up", "payload_bytes_down", "fedavg_bytes", "final", "baseline")} == {
-        k: expected.summary[k] for k in ("payload_bytes_up", "payload_bytes_down", "fedavg_bytes", "final", "baseline")
-    }
+    for key in ("payload_bytes_up", "payload_bytes_down", "fedavg_bytes", "final", "baseline"):
+        assert summary[key] == expected.summary[key]
     assert (net.out / "metrics.png").exists()
 
 
@@ -83,19 +82,6 @@ def test_a_coordinator_may_be_killed(name, problem, network, shared_server, in_p
     for ours, theirs in zip(net.lines(), expected.metrics, strict=True):
         same = ("round", "loss", "weights_digest", "rounds", "bytes_up", "clients")
         assert {k: ours.get(k) for k in same} == {k: theirs.get(k) for k in same}
-
-
-def test_a_client_stopped_for_longer_than_the_deadline(problem, network, shared_server):
-    # rounds end by the deadline long before the victim, silent for a moment on a busy machine, too, counts as gone
-    net = network(shared_server, {**SLOW, "federation": {"deadline": 0.5, "dead_after": 30.0}})
-    coordinator, other, victim = net.coordinator(), net.host(0, 1, 2, slow=0.05), net.host(3, 4, slow=0.05)
-    until(lambda: victim.reached(5), 120, "the victim does nothing")
-    victim.signal(signal.SIGSTOP)
-    until(lambda: other.reached(12), 120, "the others do not go on")
-    victim.signal(signal.SIGCONT)
-    net.check(problem, coordinator, [other, victim])
-    reasons = {s["reason"] for line in net.lines() for s in line.get("skipped", [])}
-    assert "no answer within 0.5 s" in reasons
 
 
 def test_a_client_that_holds_the_others_up_is_named_and_left_out(problem, network, shared_server):

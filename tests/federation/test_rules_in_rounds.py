@@ -50,6 +50,16 @@ def test_a_dense_method_keeps_the_outcome_beside_its_weights(tmp_path, quickly):
     assert {path.name for path in (tmp_path / "cut").glob("kept-*")} == {"kept-3.npz", "kept-4.npz"}
 
 
+def received(run):
+    """Opens a round, and hands all answers to the coordinator; the messages."""
+    sent = []
+    for client in run.coordinator.open(1):
+        data = run.worker.train(run.coordinator.plan(client), client, run.items[client]).message
+        run.coordinator.receive(data, client)
+        sent.append(Message.decode(data))
+    return sent
+
+
 @pytest.mark.parametrize("rule", [Krum(), MultiKrum(), NormBound(), Median(liars=1, before=["nearest-neighbours"])])
 def test_weights_are_compared_by_how_far_they_moved_and_as_one_vector(rule, monkeypatch):
     """Tensors in pieces of seven entries: the outcome is the base and what the rule makes of the whole moves."""
@@ -57,11 +67,7 @@ def test_weights_are_compared_by_how_far_they_moved_and_as_one_vector(rule, monk
     run = federation(FedAvg(training=LOCAL), aggregation=rule)
     space = run.worker.space
     before = np.frombuffer(space.dense(), dtype="<f4").astype(np.float64)
-    picked, moves = run.coordinator.open(1), []
-    for client in picked:
-        message = run.worker.train(run.coordinator.plan(client), client, run.items[client]).message
-        moves.append(np.frombuffer(message[28:], dtype="<f4").astype(np.float64) - before)
-        run.coordinator.receive(message, client)
+    moves = [np.frombuffer(sent.payload, dtype="<f4").astype(np.float64) - before for sent in received(run)]
     run.worker.apply(run.coordinator.close())
     after = np.frombuffer(space.dense(), dtype="<f4")
     np.testing.assert_allclose(after, before + rule.combine(moves, [0.2] * 5), rtol=0, atol=1e-6)
@@ -79,10 +85,8 @@ def test_weights_are_compared_by_how_far_they_moved_and_as_one_vector(rule, monk
 def test_a_rule_sees_a_methods_parts_as_one_vector(method):
     """One of five is chosen by Krum, with all its blocks: the step is that client's."""
     run = federation(method, aggregation=Krum())
-    picked, state, alone = run.coordinator.open(1), run.coordinator.state, []
-    for client in picked:
-        message = run.worker.train(run.coordinator.plan(client), client, run.items[client]).message
-        run.coordinator.receive(message, client)
-        update = method.decode_update(state, 1, Message.decode(message).payload)
-        alone.append(method.aggregate(state, answers(1, [(client, 1.0, update)])).encode())
+    state, alone = run.coordinator.state, []
+    for sent in received(run):
+        update = method.decode_update(state, 1, sent.payload)
+        alone.append(method.aggregate(state, answers(1, [(sent.client, 1.0, update)])).encode())
     assert Message.decode(run.coordinator.close()).payload in alone

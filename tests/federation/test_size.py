@@ -24,29 +24,16 @@ def classes():
     return {node.name: node for node in walked if isinstance(node, ast.ClassDef)}
 
 
-def assigned(target):
-    """The attributes of self that an assignment to a target sets."""
-    if isinstance(target, ast.Tuple | ast.List):
-        return {name for part in target.elts for name in assigned(part)}
-    if isinstance(target, ast.Starred):
-        return assigned(target.value)
-    on_self = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
-    return {target.attr} if on_self else set()
-
-
-def attributes(name, known):
+def attributes(name):
     """The instance attributes of a class and its bases."""
-    node = known.get(name)
+    node, found = classes().get(name), set()
     if node is None:
-        return set()
-    found = set()
+        return found
     for base in node.bases:
-        found |= attributes(base.id if isinstance(base, ast.Name) else getattr(base, "attr", ""), known)
+        found |= attributes(ast.unparse(base).rpartition(".")[2])
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Assign):
-            found |= {name for target in inner.targets for name in assigned(target)}
-        elif isinstance(inner, ast.AnnAssign | ast.AugAssign):
-            found |= assigned(inner.target)
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and ast.unparse(inner.value) == "self":
+            found.add(inner.attr)
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         found |= {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
     return found
@@ -54,9 +41,8 @@ def attributes(name, known):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_classes_are_small(path):
-    known = classes()
     inside = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
-    counts = {name: len(attributes(name, known)) for name in inside}
+    counts = {name: len(attributes(name)) for name in inside}
     assert max(counts.values(), default=0) <= MOST_ATTRIBUTES, counts
 
 

@@ -38,10 +38,7 @@ class Answers:
     _question: Question | None = None
     _given: dict[int, bytes | str] = field(default_factory=dict)  # updates, or reasons for none, by client
     _report: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        self.end = self.replica.end
-        self._version = self.replica.version  # of the weights that updates and report are about
+    _version: int = -1  # of the weights that updates and report are about
 
     def hear(self, data: bytes) -> None:
         """Take what a coordinator has broadcast, and pass over what is not valid."""
@@ -108,7 +105,7 @@ class Answers:
             return False
         picked, ask = self._asks[0]
         if self.replica.hosted.secure is not None:
-            from fedseed.federation.secure_talk import answered, first_round
+            from fedseed.federation.secure import answered, first_round
 
             if (first := first_round(ask)) is not None:
                 if first > self.replica.at + 1:
@@ -117,7 +114,7 @@ class Answers:
             for name in self.replica.hosted.items:
                 number = self.replica.numbers[name]
                 if picked is None or number in picked:
-                    await self.end.send(name, "update", answered(self._masking, number, ask))
+                    await self.replica.end.send(name, "update", answered(self._masking, number, ask))
         if self._asks and self._asks[0] == (picked, ask):  # more may have come meanwhile
             self._asks.popleft()
         return True
@@ -134,7 +131,7 @@ class Answers:
                 return False  # its steps have not come yet
             mine = [name for name in hosted.items if picked is None or numbers[name] in picked]
             if number == self.replica.at + 1 and mine:
-                plan = await fetch(self.end, carried, None)
+                plan = await fetch(self.replica.end, carried, None)
                 work = plan, Message.decode(plan).expect(MessageKind.PLAN, hosted.worker.method.code, number), mine
         if work is not None:
             await self._answer(*work)
@@ -183,16 +180,16 @@ class Answers:
         elif plan.attempt and not isinstance(answer, str):
             answer = replace(Message.decode(answer), attempt=plan.attempt).encode()
         if isinstance(answer, str):
-            await self.end.send(name, "update", silent_message(plan.round, plan.attempt, answer))
+            await self.replica.end.send(name, "update", silent_message(plan.round, plan.attempt, answer))
             return
         try:
-            if len(answer) > self.end.largest and not await self.presence.ask_for_blobs():
+            if len(answer) > self.replica.end.largest and not await self.presence.ask_for_blobs():
                 return  # the plan comes again
-            carried = await carry(self.end, answer, f"update-{plan.round}-{plan.attempt}-{number}")
+            carried = await carry(self.replica.end, answer, f"update-{plan.round}-{plan.attempt}-{number}")
         except NetworkError as error:
             self.replica.progress.warn(f"the update of {name} can't be sent now: {error}")
             return
-        await self.end.send(name, "update", carried)
+        await self.replica.end.send(name, "update", carried)
 
     async def try_question(self) -> bool:
         """Report on the weights, if they are those that are asked about; returns whether anything was done."""

@@ -133,8 +133,7 @@ class Report(Beat):
     spent: Spent  # what its work since its last report has cost
     ratio: Ratio | None = None  # the length of the newest step over that of the weights; None: not known
     metrics: Metrics | None = None  # what it has measured, by name; None: it has not evaluated
-    # what each of its clients has measured on what it holds out; None: it has not been asked
-    by_client: dict[Name, Figures] | None = None
+    by_client: dict[Name, Figures] | None = None  # the same of each client's own held-out data; None: not asked for
     seconds: Seconds = 0.0  # that the evaluation took
 
 
@@ -159,8 +158,7 @@ class Question(Said):
     """Asks for a report on the weights after a round."""
 
     round: RoundNumber  # which round
-    # the host that evaluates them, too, or (True) every process, on what its clients hold out
-    evaluate: str | bool | None = None
+    evaluate: str | bool | None = None  # the host that evaluates, too; True: every one, on what its clients hold out
     digest: bool = True  # whether they are hashed
 
 

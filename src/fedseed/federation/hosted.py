@@ -29,19 +29,15 @@ class Hosted:
     items: Mapping[str, Sequence[Any]]  # the hosted clients' prepared examples, by client, in that order
     worker: Worker  # holds the model
     header: Header  # the orbit's
-    # measures the model; asked for only if this process is to evaluate
-    evaluate: Callable[[torch.nn.Module], dict[str, Any]]
+    evaluate: Callable[[torch.nn.Module], dict[str, Any]]  # measures the model, if this process is to evaluate
     attack: AttackKind | None = None  # what Byzantine clients send (simulation)
     attackers: Collection[int] = ()  # the numbers of the Byzantine clients
     notes: Sequence[str] = field(default_factory=tuple)  # about the data, for a person
-    # the hosted clients have data of their own, and the coordinator alone knows who else takes part
-    party: bool = False
+    party: bool = False  # these clients have data of their own, and the coordinator alone knows who else takes part
     processor: Any = None  # the base's tokenizer or image processor
     secure: SecureSums | None = None  # how answers are masked; None: they are sent as they are
-    # the keys that sign for hosted clients in secure sums, by name
-    identities: Mapping[str, "Ed25519PrivateKey"] = field(default_factory=dict)
-    # the folder for files that say which round of secure sums each has opened last; None: nothing is kept
-    opened: Path | None = None
+    identities: Mapping[str, "Ed25519PrivateKey"] = field(default_factory=dict)  # sign in secure sums, by client
+    opened: Path | None = None  # folder for which round of secure sums each has opened last; None: nothing is kept
 
     @property
     def host(self) -> str:

@@ -29,7 +29,7 @@ _NUMBER = struct.Struct("<I")
 _SILENT = struct.Struct("<2sIH")
 ALL = 0xFFFFFFFF
 SILENT = b"FN"
-SAID = b"FK"  # what a client says for a secure sum (`fedseed.federation.secure_talk`)
+SAID = b"FK"  # what a client says for a secure sum (`fedseed.federation.secure`)
 _REASON_BYTES = 200
 _NAME_CHARACTERS = 100  # of each name that is listed
 

@@ -233,14 +233,11 @@ class Reception:
         return f"{len(self.roster.present())} of {wanted} clients are here{coming}"
 
     def check(self, header: Header, first: Header | None) -> None:
-        """Checks that what somebody has is what the run is about.
+        """Raises MessageError if what somebody has is another base, recipe or model; the text says what differs.
 
         Args:
             header: what it has.
             first: what the run has; None: only what the recipe says counts.
-
-        Raises:
-            MessageError: another base, recipe or model; the text says what differs.
         """
         settings = self.session.settings
         expected = first or header.of_recipe(self.method, self.seed, settings.digest)

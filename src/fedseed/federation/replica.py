@@ -144,46 +144,43 @@ class Replica:
             NetworkError: weights have not come for a minute.
         """
         async with self._turn:
-            await self._advance()
-
-    async def _advance(self) -> None:
-        steps: list[bytes] = []
-        mark: tuple[int, str] | None = None
-        while self._queue:
-            entry = self._queue.popleft()
-            if isinstance(entry, Exception):
-                raise entry
-            if entry.kind == "H":
-                if self._log.incarnation:  # it has come before
-                    await self._begin_again("the run has been put on the server again, or its log is an older one")
-                    return
-                if not await self._fits(entry):
-                    return
-            elif entry.kind == "T":
-                mark = None
-                after, carried = read_step(entry)
-                # whole weights of their own object are fetched when it is known that they are the newest
-                try:
-                    message = None if self.replaces and is_stored(carried) else await fetch(self.end, carried, None)
-                except MessageError as error:
-                    await self._miss(entry, error)
-                    break
-                if message is not None and link(self._log.link, message) != after:
-                    number = self.at + len(steps) + 1
-                    await self._begin_again(f"step {number} of the log does not follow those that were applied")
-                    return
-                self._log.link, self._log.missed = after, None
-                steps.append(carried if message is None else message)
-            elif entry.kind == "M":
-                mark = read_mark(entry)
-            elif entry.kind == "E":
-                self.ended = True
-        if steps:
-            await self._apply(steps)
-        if self._awaited is not None:
-            await self._take_weights(*self._awaited)
-        if mark is not None and mark[0] == self.at and self.current:
-            await self._compare(mark[1])
+            steps: list[bytes] = []
+            mark: tuple[int, str] | None = None
+            while self._queue:
+                entry = self._queue.popleft()
+                if isinstance(entry, Exception):
+                    raise entry
+                if entry.kind == "H":
+                    if self._log.incarnation:  # it has come before
+                        await self._begin_again("the run has been put on the server again, or its log is an older one")
+                        return
+                    if not await self._fits(entry):
+                        return
+                elif entry.kind == "T":
+                    mark = None
+                    after, carried = read_step(entry)
+                    # whole weights of their own object are fetched when it is known that they are the newest
+                    try:
+                        message = None if self.replaces and is_stored(carried) else await fetch(self.end, carried, None)
+                    except MessageError as error:
+                        await self._miss(entry, error)
+                        break
+                    if message is not None and link(self._log.link, message) != after:
+                        number = self.at + len(steps) + 1
+                        await self._begin_again(f"step {number} of the log does not follow those that were applied")
+                        return
+                    self._log.link, self._log.missed = after, None
+                    steps.append(carried if message is None else message)
+                elif entry.kind == "M":
+                    mark = read_mark(entry)
+                elif entry.kind == "E":
+                    self.ended = True
+            if steps:
+                await self._apply(steps)
+            if self._awaited is not None:
+                await self._take_weights(*self._awaited)
+            if mark is not None and mark[0] == self.at and self.current:
+                await self._compare(mark[1])
 
     async def _miss(self, entry: Entry, error: MessageError) -> None:
         """A step's object is not there (the server has an older store): waits for it, or goes on to a new header."""

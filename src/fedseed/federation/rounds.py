@@ -20,7 +20,7 @@ from fedseed.privacy.secure import LostError, TooFewError
 from fedseed.privacy.settings import WITHHELD
 
 if TYPE_CHECKING:
-    from fedseed.federation.secure_talk import SecureTalk
+    from fedseed.federation.secure import SecureTalk
 
 MOST_PAUSE = 30.0  # seconds before a round is begun again
 
@@ -75,10 +75,10 @@ class Rounds:
         self.late = Late[int](self.session)  # who has let the others wait since its last answer that counts
         self._room = Room(self.largest)
         if self.coordinator.sums:  # only then its libraries are loaded
-            from fedseed.federation import secure, secure_talk
+            from fedseed.federation.secure import SecureCoordinator, SecureTalk
 
-            assert isinstance(self.coordinator, secure.SecureCoordinator)
-            self.secure = secure_talk.SecureTalk(self.session, self.roster, self.coordinator, self.late)
+            assert isinstance(self.coordinator, SecureCoordinator)
+            self.secure = SecureTalk(self.session, self.roster, self.coordinator, self.late)
 
     def take(self, name: str, data: bytes) -> None:
         """A client's answer. Raises MessageError."""
@@ -186,25 +186,10 @@ class Rounds:
 
     async def gather(self, number: int) -> Gathered:
         """Open a round, as often as it takes, and gather what counts."""
-        try:
-            gathered = await self._gather(number)
-        except LostError as error:
-            assert self.secure is not None
-            clients = self.coordinator.current.clients
-            self.secure.coordinator.lose(str(error))
-            gathered = Gathered(clients, 0, skipped=[(client, str(error)) for client in clients])
-        else:
-            self._before = self.open
-        self.open, gathered.refused = None, self.session.rejected.since()
-        if self.secure is not None:
-            gathered.secure_up, gathered.secure_down = self.secure.up, self.secure.down
-        return gathered
-
-    async def _gather(self, number: int) -> Gathered:
-        attempt = 0
+        attempt, gathered = 0, None
         if self.secure is not None:
             self.secure.begin()
-        while True:
+        while gathered is None:
             clients = self.coordinator.open(number, attempt, self.late.without(await self._enough(), self._least))
             if len(clients) < self.session.settings.minimum:  # privacy lets nobody take the place of those who are away
                 await self.session.pause(0.25)
@@ -213,16 +198,26 @@ class Rounds:
             if attempt and self.secure is not None:  # liars may have no end of reasons
                 await self.session.pause(min(0.25 * 2 ** min(attempt, 10), MOST_PAUSE))
             try:
-                return await self._attempt(number, attempt, clients)
+                gathered = await self._attempt(number, attempt, clients)
+                self._before = self.open
             except TooFewError as error:
                 attempt += 1
                 self.repeated += 1
                 self.session.progress.warn(f"round {number}: {error}: it is begun again")
+            except LostError as error:
+                assert self.secure is not None
+                clients = self.coordinator.current.clients
+                self.secure.coordinator.lose(str(error))
+                gathered = Gathered(clients, 0, skipped=[(client, str(error)) for client in clients])
+        self.open, gathered.refused = None, self.session.rejected.since()
+        if self.secure is not None:
+            gathered.secure_up, gathered.secure_down = self.secure.up, self.secure.down
+        return gathered
 
     async def _attempt(self, number: int, attempt: int, clients: Sequence[int]) -> Gathered:
         """Ask the open round's clients, and gather what counts. Raises TooFewError, or LostError."""
         if self.secure is not None:
-            await self.secure.agree()
+            await self.secure.hold(self.secure.coordinator.agreeing())
         plans = self.coordinator.plans()
         asked = self.coordinator.current.clients
         self._before = self.open or self._before

@@ -3,12 +3,19 @@
     client        update -> vector -> whole numbers -> masked words -> an update message
     coordinator   masked words -> their sum -> one update that stands for all -> method.aggregate
 
+Over a transport what the coordinator asks is broadcast, and what clients say comes back as their answers:
+
+    broadcast     K | clients, as in a plan | ask
+    answer        FK | the ask's first 15 bytes | kind | what is said
+
+A kind is 1: the answer; 0: why there is none; 2: why, where the client has opened the round before.
 The cryptography is `fedseed.privacy.secure`'s. Free of torch.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,24 +23,32 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedseed.aggregation import AggregationRule
-from fedseed.errors import MessageError
+from fedseed.errors import FedseedError, MessageError
 from fedseed.federation.bounds import Bounds
 from fedseed.federation.control import MOST_EXAMPLES
 from fedseed.federation.coordinator import Coordinator, Round
+from fedseed.federation.membership import Roster
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
+from fedseed.federation.protocol import SAID, plan_message
+from fedseed.federation.session import RESEND_SECONDS, Late, Session, Wait
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers
 from fedseed.methods.payload import About, Array, Payload, Scalar, State
 from fedseed.privacy.protection import summand
+from fedseed.privacy.secure import LostError, OpenedBeforeError, TooFewError
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.fixed import Words
-from fedseed.privacy.secure.messages import SETUP_BYTES
+from fedseed.privacy.secure.messages import SETUP_BYTES, Phase, Terms, unframed
+from fedseed.privacy.secure.proofs import keep
 from fedseed.privacy.secure.settings import SecureSums, secure_problem
 from fedseed.privacy.secure.summing import Asking, Summing
+from fedseed.text import shown
 from fedseed.weights.layout import Layout
 
 FIRST_OUT = 8  # rounds that somebody is left out of at first, who may have lied in a sum
 FINE = 50  # steps of fixed point: with fewer the largest value of a vector is rounded by more than a hundredth
+ABOUT_BYTES = 15  # phase, setup, and where they matter round and attempt
+NOTHING, SOMETHING, OPENED = 0, 1, 2
 
 
 def count_words(method: Method, state: State) -> int:
@@ -195,18 +210,14 @@ class Masking:
         self.warn: Callable[[str], None] | None = None  # told once if values are too small
         self._examples = examples
         keys = {n: (identities or {}).get(n) or Ed25519PrivateKey.generate() for n in examples}
-        self._clients = {
+        self.clients = {
             n: SecureClient(n, settings.threshold, self.form, keys[n], known, (places or {}).get(n)) for n in examples
         }
 
     @property
     def opened(self) -> int:
         """The newest round that one of them has opened."""
-        return max((client.opened for client in self._clients.values()), default=0)
-
-    def answer(self, client: int, ask: bytes) -> bytes:
-        """What a client says to an ask of the coordinator's. Raises MessageError: nothing, and why."""
-        return self._clients[client].answer(ask)
+        return max((client.opened for client in self.clients.values()), default=0)
 
     def update(self, state: State, plan: Message, client: int, update: bytes | None) -> bytes:
         """The message that a client sends in place of its update.
@@ -221,7 +232,7 @@ class Masking:
             MessageError: no keys were agreed on for this attempt.
         """
         words = self._words(state, plan.round, client, update)
-        payload = self._clients[client].masked(plan.round, plan.attempt, words)
+        payload = self.clients[client].masked(plan.round, plan.attempt, words)
         return Message(MessageKind.UPDATE, self.method.code, plan.round, client, payload, plan.attempt).encode()
 
     def _words(self, state: State, number: int, client: int, update: bytes | None) -> Words:
@@ -242,3 +253,147 @@ class Masking:
             )
             self.warn = None
         return np.append(self.form.write(vector, weight), self.form.dtype.type(weight))
+
+
+def first_round(ask: bytes) -> int | None:
+    """The round that new keys are asked for; None: something else is asked, or nothing that can be read."""
+    with suppress(MessageError):
+        phase, setup, body = unframed(ask)
+        return Terms.decode(setup, body).round if phase is Phase.KEYS else None
+    return None
+
+
+def answered(masking: Masking | None, client: int, ask: bytes) -> bytes:
+    """A client's message that answers an ask.
+
+    Args:
+        masking: its process' secrets; None: it has none yet.
+        client: its number.
+        ask: the ask.
+    """
+    try:
+        if masking is None:
+            raise MessageError("this process has no keys yet")
+        kind, data = SOMETHING, masking.clients[client].answer(ask)
+    except OpenedBeforeError as error:
+        kind, data = OPENED, str(error).encode()
+    except MessageError as error:
+        kind, data = NOTHING, str(error).encode()
+    return SAID + ask[:ABOUT_BYTES] + bytes([kind]) + data
+
+
+@dataclass
+class SecureTalk:
+    """Holds the conversations of secure sums."""
+
+    session: Session
+    roster: Roster
+    coordinator: SecureCoordinator  # asks
+    late: Late[int]  # whoever lets a deadline pass is left out for a while
+    slow: set[int] = field(default_factory=set)  # who has let a deadline pass in this round: nobody waits for it again
+    up: int = 0  # bytes that were said
+    down: int = 0  # bytes that were asked
+    _asks: dict[int, bytes] = field(default_factory=dict)
+    _answers: dict[int, bytes | None] = field(default_factory=dict)
+    _named: set[int] = field(default_factory=set)  # who was said to be barred
+    _opened: set[int] = field(default_factory=set)  # who says that it has opened the round before
+    _waited: float = 0.0  # seconds for the last ask
+    _failed: int = 0  # conversations of this round: deadlines may be too short for all
+
+    def begin(self) -> None:
+        """A round begins."""
+        for client, why in self.coordinator.suspects.news:
+            self.session.rejected.add(self.roster.names[client], why)
+        self.coordinator.suspects.news.clear()
+        self.up = self.down = 0
+        self.slow, self._opened, self._failed = set(), set(), 0
+
+    async def open_sum(self, answered: Set[int]) -> None:
+        """Open the sum of what has come from the clients that have answered. Raises as `hold`."""
+        await self.hold(self.coordinator.opening())
+        for client in answered - self.slow:
+            self.late.back(client)
+
+    async def hold(self, asking: Asking[None]) -> None:
+        """Hold a conversation. Raises TooFewError, and LostError if too few are left that have not opened the round."""
+        try:
+            asks = next(asking)
+            while True:
+                asks = asking.send(await self._ask(asks))
+        except StopIteration:
+            return
+        except TooFewError:
+            self._failed += 1
+            raise
+        finally:
+            self._asks = {}
+            self._name_barred()
+
+    async def _ask(self, asks: dict[int, bytes]) -> dict[int, bytes]:
+        """Ask, and wait for all that may still come. Who is there and lets time pass is left out, as in a plan's."""
+        self._asks, self._answers, least = asks, {}, self.coordinator.secure.least
+        self.down += sum(map(len, asks.values()))
+
+        def here() -> Set[int]:
+            if not self._answers:  # it may be this side: everybody is waited for
+                return asks.keys()
+            return self.roster.present() - (self.slow if len(self._answers) >= least else frozenset())
+
+        async def send(missing: Set[int], again: bool) -> None:
+            alike: dict[bytes, list[int]] = {}
+            for client in sorted(missing):
+                alike.setdefault(asks[client], []).append(client)
+            for ask, clients in alike.items():
+                await self.session.end.broadcast(b"K" + plan_message(clients, False, ask)[1:])
+
+        wait = Wait(self.late, self.roster.work(asks), min(least, len(asks) - 1), 2 ** min(self._failed, 6))
+        late = await wait.answers(lambda: asks.keys() - self._answers.keys(), here, send)
+        phase = Phase(next(iter(asks.values()))[0]).name
+        for client in sorted(late - self.slow):
+            name = self.roster.names[client]
+            wait.leave_out(client, f"{name} has not answered {phase} of secure sums {wait.within}")
+        self.slow |= late
+        self._waited = wait.seconds
+        if self._opened and len(set(self.coordinator.current.clients) - self._opened) < least:
+            raise LostError(f"{len(self._opened)} clients have opened it before, and do not again: its sum is lost")
+        return {client: answer for client, answer in self._answers.items() if answer is not None}
+
+    def take(self, client: int, data: bytes) -> None:
+        """A client's answer. Raises MessageError."""
+        start = len(SAID) + ABOUT_BYTES
+        if len(data) <= start:
+            raise MessageError("an answer to an ask of secure sums that is cut short")
+        ask, kind, body = self._asks.get(client), data[start], data[start + 1 :]
+        if ask is None or client in self._answers or data[len(SAID) : start] != ask[:ABOUT_BYTES]:
+            return  # it comes twice, or late
+        self.up += len(body)
+        name = self.roster.names[client]
+        self._answers[client] = body if kind == SOMETHING else None
+        if kind == OPENED:
+            self._opened.add(client)  # whoever says so alone may lie
+            self.session.progress.warn(f"{name} has opened this round, or a later one, before, and does not again")
+        elif kind != SOMETHING:
+            self.session.progress.warn(f"{name} says nothing for a secure sum: {shown(body.decode(errors='replace'))}")
+        if self._answers.keys() >= self._asks.keys():
+            self.session.stir()
+
+    def _name_barred(self) -> None:
+        """Say who has broken the rules, once, and whose answers are in doubt. Raises FedseedError: too few are left."""
+        barred, doubted = self.coordinator.summing.barred, self.coordinator.summing.doubted
+        names, proofs = self.roster.names, self.session.settings.proofs
+        for client in barred.keys() - self._named:
+            self._named.add(client)
+            self.session.rejected.add(names[client], barred[client].reason)
+            if proofs is not None:
+                keep(proofs, client, barred[client])
+        for client, why in doubted.items():
+            self.session.rejected.add(names[client], why)
+            self.late.leave_out(client, max(RESEND_SECONDS, self._waited), f"what {names[client]} says can't be taken")
+            self.slow.add(client)
+        doubted.clear()
+        left = len(names) - len(barred)
+        if left < (least := self.coordinator.secure.least):
+            raise FedseedError(
+                f"{left} clients are left that keep to the rules of secure sums, {least} are needed "
+                "(secure_sums.threshold)"
+            )

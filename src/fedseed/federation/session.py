@@ -99,12 +99,10 @@ class CoordinatorSettings:
     enrols: bool = False  # whether whoever comes before the start takes part
     each_evaluates: bool = False  # whether every client evaluates on what it holds out, not one for all
     measures: tuple[str, ...] = ()  # metrics that an evaluation must have, because the run looks at them
-    # checks that the run is possible with so many clients; raises RecipeError if it is not
-    check: Callable[[int], None] = lambda clients: None
+    check: Callable[[int], None] = lambda clients: None  # raises RecipeError if the run can't be with so many clients
     weights_digest: str | None = None  # digest that the trained tensors must begin with; None: what most clients have
     secure: SecureSums | None = None  # how sums of answers are made in secret; None: every answer is read
-    # seconds in all for which one that takes several times as long as the others may hold them up
-    patience: float = 20.0
+    patience: float = 20.0  # seconds in all for which one several times as slow as the others may hold them up
     proofs: Path | None = None  # folder for why clients are barred from secure sums; None: nothing is kept
 
 

@@ -22,8 +22,7 @@ from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.rounds import Gathered, Rounds
-from fedseed.federation.secure import Masking, SecureCoordinator
-from fedseed.federation.secure_talk import answered
+from fedseed.federation.secure import Masking, SecureCoordinator, answered
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.federation.worker import Answer
 from fedseed.methods import Method

@@ -10,8 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedseed.errors import MessageError, StorageError
-from fedseed.federation.secure import Masking
-from fedseed.federation.secure_talk import OPENED, SOMETHING, answered
+from fedseed.federation.secure import OPENED, SOMETHING, Masking, answered
 from fedseed.methods import ZOFedSGD
 from fedseed.privacy.secure import LostError, OpenedBeforeError, TooFewError, keys
 from fedseed.privacy.secure.client import SecureClient
@@ -323,7 +322,7 @@ def test_a_round_is_opened_once(survivors):
 def through_talk(room):
     """The room's clients as a process over a transport has them."""
     masking = Masking(SecureSums(threshold=3), ZOFedSGD(seeds="shared"), dict.fromkeys(range(5), 1))
-    room.clients, room.form, room.summing.form = masking._clients, masking.form, masking.form
+    room.clients, room.form, room.summing.form = masking.clients, masking.form, masking.form
 
     def say(client, ask):
         said = answered(masking, client, ask)
