@@ -48,7 +48,7 @@ class Agreement:
     claims: dict[str, Claim] = field(default_factory=dict)  # what each process said last
 
     def groups(self, clients: Mapping[str, int]) -> list[tuple[int, list[str]]]:
-        """Returns the processes of each opinion and how many clients it has, the largest first.
+        """Returns how many clients each opinion has, and its processes, the largest first.
 
         Args:
             clients: of each process, how many it speaks for; others do not count.
@@ -79,7 +79,3 @@ class Agreement:
             return None
         called = Counter(claim.called[0] for claim in claims)
         return max(claims, key=lambda claim: called[claim.called[0]])  # most of them call the base so
-
-    def describe(self, clients: Mapping[str, int]) -> str:
-        """Returns who says what, for a person."""
-        return "; ".join(f"{count} ({listed(hosts)}): {self.claims[hosts[0]]}" for count, hosts in self.groups(clients))

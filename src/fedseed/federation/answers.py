@@ -89,8 +89,8 @@ class Answers:
             own = {numbers[name]: key for name, key in hosted.identities.items()}
             folder, known = hosted.opened, hosted.secure.known(numbers)
             places = {numbers[name]: folder / name for name in hosted.items} if folder is not None else {}
-            self._masking = Masking(hosted.secure, hosted.worker.method, examples, own, known, places)
-            self._masking.warn = self.replica.progress.warn
+            warn, method = self.replica.progress.warn, hosted.worker.method
+            self._masking = Masking(hosted.secure, method, examples, warn, own, known, places)
             if self._masking.opened > self.replica.at + 1:
                 raise FedseedError(
                     f"{folder}: round {self._masking.opened} of a run of this name was opened here, and the log is at "

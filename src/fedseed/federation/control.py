@@ -4,9 +4,6 @@ Whoever sends one may lie or be broken. `read` returns a message within the boun
 MessageError that names the field; so whoever uses one later finds numbers that can be added up over all processes and
 rounds and be written down. What is in bounds is believed as far as docs/federation.md says: it is shown, and digests
 are compared. No weight, step or privacy account depends on it.
-
-A metric keeps the name that the client gives it, in a line of metrics.jsonl and in the summary. The names of a line's
-own fields are no metrics' names: a client can't say which round it is, or what it has cost in bytes.
 """
 
 import json
@@ -32,7 +29,7 @@ MOST_LOSS = 1e39  # the mean of those that are reported; a float32 ends at 3.4e3
 HELD_OUT = "held_out"
 VALIDATION = "validation"
 COUNTS = (HELD_OUT, VALIDATION)  # numbers of examples among a client's figures
-# fields of a line of metrics: no metric of a client may have such a name
+# fields of a line of metrics: no metric, which keeps the name that a client gives it, may have such a name
 LINE_FIELDS = frozenset((*FIELDS, "epsilon", "evaluated", "metrics", "privacy", "step_over_weights", "weights_moved"))
 
 M = TypeVar("M", bound="Control")
@@ -181,11 +178,7 @@ class Status(Said):
 
 
 def read(kind: type[M], data: bytes) -> M:
-    """Returns a message as it came.
-
-    Raises:
-        MessageError: not valid, or so many parts that reading it would take far more memory than it has bytes.
-    """
+    """Returns a message. Raises MessageError: not valid, or of so many parts that they take far more memory than it."""
     parts = 1 + sum(map(data.count, (b",", b"[", b"{", b":")))
     if parts > MOST_PARTS:
         raise MessageError(f"not valid JSON: about {parts:,} values, at most {MOST_PARTS:,} are read")

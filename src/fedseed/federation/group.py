@@ -27,11 +27,7 @@ _busy: list[str] = []  # what all do at the moment
 
 
 def space_of(model: Any) -> type[ParameterSpace]:
-    """Shards a model if this process is one of a group; returns the class of its parameter space.
-
-    Raises:
-        RecipeError: the group holds a model already, or this one can't be sharded.
-    """
+    """Shards a model if this process is one of a group; returns its space's class. Raises RecipeError: it can't be."""
     if GROUP == 1:
         return ParameterSpace
     from fedseed.weights.sharded import ShardedSpace, shard
@@ -45,11 +41,7 @@ def space_of(model: Any) -> type[ParameterSpace]:
 
 
 def gathered(hosted: Hosted) -> Hosted:
-    """Returns what the first process of a group has; the others do here what it tells them, and end.
-
-    Raises:
-        FedseedError: this process has loaded another base or other settings than the first.
-    """
+    """Returns what a group's first process has; others do what it tells them, and end. Raises FedseedError: unlike."""
     if GROUP == 1:
         return hosted
     _led.append(hosted)

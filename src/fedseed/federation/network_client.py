@@ -69,11 +69,7 @@ class NetworkClient:
         return 0 if self.replica is None else self.replica.at
 
     def run(self) -> str:
-        """Take part until the run is over; returns the digest of the weights.
-
-        Raises:
-            FedseedError: refused by the server or the coordinator, or the weights can't be brought in line.
-        """
+        """Take part until the run is over; returns the weights' digest. Raises FedseedError: it can't."""
         try:
             return asyncio.run(self._run())
         finally:

@@ -102,9 +102,7 @@ class NetworkCoordinator(Working):
         if there is None:
             if known and end.lasting:
                 self.session.progress.warn("the server has lost the run: it is put there again from the orbit")
-            await self.reception.assemble()
-            header = self.reception.header
-            assert header is not None
+            header = await self.reception.assemble()
             await end.allow(None, None)  # once more: the server may have been another one while clients were waited for
             copies = self.session.settings.copies
             self.session.incarnation = await self.log.create(header, self.roster.names, self.total, copies)

@@ -68,16 +68,12 @@ class Presence:
             await self._hello()
         return self._has_blobs
 
-    @property
-    def due(self) -> bool:
-        """Returns whether a hello is to be said."""
-        return not self.welcome or self._call.is_set()
-
     async def greet(self) -> None:
-        """Say hello, and again while an answer asks for more. Raises FedseedError if this process does not fit."""
-        self._call.clear()
-        while await self._hello() and self._call.is_set():
+        """Say hello if it is due, and again while an answer asks for more. Raises FedseedError if it does not fit."""
+        due = not self.welcome or self._call.is_set()
+        while due:
             self._call.clear()
+            due = await self._hello() and self._call.is_set()
 
     async def _keep_beating(self) -> None:
         while True:

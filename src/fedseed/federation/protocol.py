@@ -97,13 +97,7 @@ class LogContents(NamedTuple):
 
 
 def step_entry(previous: bytes, message: bytes, carried: bytes) -> tuple[Entry, bytes]:
-    """Returns the entry of a step, and its link.
-
-    Args:
-        previous: the link before it.
-        message: the step message.
-        carried: the same, or a reference to it.
-    """
+    """Returns a step's entry, and its link after the `previous` one; `carried`: the message, or a reference to it."""
     after = link(previous, message)
     return Entry("T", after + carried), after
 

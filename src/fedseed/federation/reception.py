@@ -83,14 +83,7 @@ class BaseWeights:
         return True
 
     def take(self, host: str, brought: str, header: Header | None, most: int) -> None:
-        """A client has brought them.
-
-        Args:
-            host: who it is.
-            brought: the weights, or a reference to them, in base64.
-            header: what the run is; None: that is not known.
-            most: bytes of the largest message that a client may send.
-        """
+        """A client has brought them, or a reference, in base64; `most`: bytes of the largest message it may send."""
         if host not in self._asked:
             self.session.rejected.add(host, "base weights that it was not asked for")
             return
@@ -143,8 +136,8 @@ class Reception:
     def __post_init__(self) -> None:
         self.base = BaseWeights(self.session, self.method.catch_up.replaces)
 
-    async def assemble(self) -> None:
-        """Wait until the clients that the recipe asks for have said hello, and somebody has brought what is needed.
+    async def assemble(self) -> Header:
+        """Wait until the clients that the recipe asks for are here, with what is needed; returns the run's header.
 
         Raises RecipeError: they are too few for it, or do not agree on what the run is about.
         """
@@ -160,7 +153,7 @@ class Reception:
                 self.session.settings.check(len(roster.names))
             if self.header is not None and self._all_here(len(roster.present())) and not self.base.missing:
                 roster.open = self._assembling = False
-                return
+                return self.header
             self._assembling = True
             if (waits := self._waits()) != self._told:
                 self.session.progress.note(f"waiting for clients: {waits}")
@@ -178,10 +171,12 @@ class Reception:
         if found is None:
             heard = sum(clients.values())
             if everybody and heard >= everybody:
+                claims, groups = self.agreement.claims, self.agreement.groups(clients)
+                told = "; ".join(f"{count} ({listed(hosts)}): {claims[hosts[0]]}" for count, hosts in groups)
                 raise RecipeError(
-                    f"the clients do not agree on what the run is about: {self.agreement.describe(clients)}; there is "
-                    "no majority: name the right one in the recipe (federation.base_digest, and of methods that send "
-                    "weights federation.weights_digest)"
+                    f"the clients do not agree on what the run is about: {told}; there is no majority: name the right "
+                    "one in the recipe (federation.base_digest, and of methods that send weights "
+                    "federation.weights_digest)"
                 )
             return
         self._decided = True
@@ -192,12 +187,12 @@ class Reception:
         for host in (host for _, hosts in others for host in hosts):
             try:
                 claim = self.agreement.claims[host]
-                self._compare(claim.header, claim.weights)
+                self._compare(claim.header, claim.weights, host)
                 what = "another list of clients"
+                roster.outvote(host, True)
             except MessageError as error:
                 what = str(error)
             self.session.rejected.add(host, f"{what} ({most} of {sum(clients.values())} clients agree)")
-            roster.outvote(host, True)
 
     def _all_here(self, here: int) -> bool:
         """Whether the first round can begin: without those that do not fit, if they do not mend that in time."""
@@ -270,7 +265,8 @@ class Reception:
         try:
             header = read_start(base64.b64decode(about.header), self._longest_start())
             listing = tuple(known) if all_of_them and not self.roster.names and not self.roster.open else None
-            self._check_claim(host, header, about.begins)
+            self.check(header, None)
+            self._compare(header, about.begins, host)
             self._compare_names(host, known, all_of_them)
             claim = Claim.of(header, about.begins, listing)  # no orbit could begin with some
         except (OrbitError, MessageError) as error:
@@ -304,24 +300,18 @@ class Reception:
             self._longest = self.header, min(len(self.header.encode()) + LINK_BYTES + SPARE_START, MOST_START)
         return self._longest[1]
 
-    def _check_claim(self, host: str, header: Header, begins: str | None) -> None:
-        """Whether what a process has is what the run is about, as far as that is known. Raises MessageError."""
-        self.check(header, None)
+    def _compare(self, header: Header, begins: str | None, host: str) -> None:
+        """Outvotes a process whose base, layout or first weights are not the run's or recipe's. Raises MessageError."""
+        wanted = self.session.settings.weights_digest or (self.base.digest if self.base.missing else None)
         try:
-            self._compare(header, begins)
+            self.check(header, self.header)
+            if begins is None and self.base.missing:
+                raise MessageError("it does not say which weights it begins with")
+            if wanted is not None and begins is not None and begins != wanted:
+                raise MessageError(f"other first weights: their digest is {begins}, this run's have {wanted}")
         except MessageError:
             self.roster.outvote(host, True)
             raise
-
-    def _compare(self, header: Header, begins: str | None) -> None:
-        """Whether base, layout and first weights are those of the run, or of the recipe. Raises MessageError."""
-        self.check(header, self.header)
-        pinned = self.session.settings.weights_digest
-        wanted = pinned or (self.base.digest if self.base.missing else None)
-        if begins is None and self.base.missing:
-            raise MessageError("it does not say which weights it begins with")
-        if wanted is not None and begins is not None and begins != wanted:
-            raise MessageError(f"other first weights: their digest is {begins}, this run's have {wanted}")
 
     def _compare_names(self, host: str, names: list[str], all_of_them: bool) -> None:
         """Whether a process knows `all_of_them`, or those that it speaks for may take part. Raises MessageError."""

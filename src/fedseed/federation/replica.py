@@ -73,11 +73,7 @@ class Replica:
         return self._awaited is None
 
     async def begin(self, incarnation: str) -> None:
-        """Follow the log from its beginning, with a new model if this one has steps of another log.
-
-        Args:
-            incarnation: the log's; one that is followed already is not begun again.
-        """
+        """Follow this log from its beginning, if it is another than before: with a new model if this one has steps."""
         async with self._turn:
             self._log.looking = False
             if self._log.following is None or self._log.incarnation != incarnation:
@@ -140,8 +136,7 @@ class Replica:
         Whole weights that could not be had when they were announced are asked for again.
 
         Raises:
-            FedseedError: the log is another run's, or not valid, or this machine computes differently.
-            NetworkError: weights have not come for a minute.
+            FedseedError: the log is another run's, not valid, or misses something; this machine computes differently.
         """
         async with self._turn:
             steps: list[bytes] = []

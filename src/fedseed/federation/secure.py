@@ -22,9 +22,7 @@ from typing import Annotated, Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedseed.aggregation import AggregationRule
 from fedseed.errors import FedseedError, MessageError
-from fedseed.federation.bounds import Bounds
 from fedseed.federation.control import MOST_EXAMPLES
 from fedseed.federation.coordinator import Coordinator, Round
 from fedseed.federation.membership import Roster
@@ -43,7 +41,6 @@ from fedseed.privacy.secure.proofs import keep
 from fedseed.privacy.secure.settings import SecureSums, secure_problem
 from fedseed.privacy.secure.summing import Asking, Summing
 from fedseed.text import shown
-from fedseed.weights.layout import Layout
 
 FIRST_OUT = 8  # rounds that somebody is left out of at first, who may have lied in a sum
 FINE = 50  # steps of fixed point: with fewer the largest value of a vector is rounded by more than a hundredth
@@ -102,27 +99,24 @@ class Suspects:
 class SecureCoordinator(Coordinator):
     """A coordinator that gets masked words. A round goes on after the last answer: `opening` says how.
 
-    Args: those of `Coordinator`, and
+    Args:
         settings: the recipe's.
+        common: what a `Coordinator` takes.
 
-    Raises:
-        ValueError: that can't be (`secure_problem`).
+    Raises ValueError: that can't be (`secure_problem`).
     """
 
     sums = True
 
-    def __init__(
-        self, settings: SecureSums, method: Method, layout: Layout, seed: int, examples: Sequence[int], per_round: int,
-        aggregation: AggregationRule | None = None, bounds: Bounds | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(method, layout, seed, [0] * len(examples), per_round, aggregation, bounds)
-        if problem := secure_problem(settings, method, self.aggregation, per_round):
+    def __init__(self, settings: SecureSums, *common: Any) -> None:
+        super().__init__(*common)
+        if problem := secure_problem(settings, self.method, self.aggregation, self.per_round):
             raise ValueError(problem)
         self.secure = settings
-        self.summing = Summing(settings.threshold, settings.form(summand(method).counted), settings.ahead)
+        self.summing = Summing(settings.threshold, settings.form(summand(self.method).counted), settings.ahead)
         self.suspects = Suspects()
         self._sum: Words | str | None = None  # of the open round; why there is none and will be none
-        self._declared = list(examples)  # by client; 0: not told
+        self._declared, self.examples = self.examples, [0] * len(self.examples)  # by client; 0: not told
 
     def open(self, number: int, attempt: int = 0, alive: Any = None) -> list[int]:
         """Begin a round, or begin it again; who has broken the rules, or may have, takes no part."""
@@ -188,31 +182,24 @@ class SecureCoordinator(Coordinator):
         return lie if found > most else None
 
 
+@dataclass
 class Masking:
-    """The clients of one process: their secrets, and what becomes of their updates.
+    """The clients of one process, by number: their secrets, and what becomes of their updates."""
 
-    Args:
-        settings: the recipe's.
-        method: the method.
-        examples: how many examples each client has, by number.
-        identities: what signs for them, by number; of others a new key, which proves nothing.
-        known: the public keys that sign for clients, by number; None: whatever the coordinator says.
-        places: files for the newest round that each has opened, by number; of others nothing outlasts this object.
-    """
+    settings: SecureSums  # the recipe's
+    method: Method
+    examples: Mapping[int, int]  # how many examples each has
+    warn: Callable[[str], None] | None = None  # told once if values are too small
+    # what signs for them; of others a new key, which proves nothing
+    identities: Mapping[int, Ed25519PrivateKey] = field(default_factory=dict)
+    known: Mapping[int, bytes] | None = None  # public keys that sign for clients; None: whatever the coordinator says
+    places: Mapping[int, Path] = field(default_factory=dict)  # files for the newest round that each has opened
 
-    def __init__(
-        self, settings: SecureSums, method: Method, examples: Mapping[int, int],
-        identities: Mapping[int, Ed25519PrivateKey] | None = None, known: Mapping[int, bytes] | None = None,
-        places: Mapping[int, Path] | None = None,
-    ) -> None:  # fmt: skip
-        self.method = method
-        self.form = settings.form(summand(method).counted)
-        self.warn: Callable[[str], None] | None = None  # told once if values are too small
-        self._examples = examples
-        keys = {n: (identities or {}).get(n) or Ed25519PrivateKey.generate() for n in examples}
-        self.clients = {
-            n: SecureClient(n, settings.threshold, self.form, keys[n], known, (places or {}).get(n)) for n in examples
-        }
+    def __post_init__(self) -> None:
+        self.form = self.settings.form(summand(self.method).counted)
+        keys = {n: self.identities.get(n) or Ed25519PrivateKey.generate() for n in self.examples}
+        common = self.settings.threshold, self.form
+        self.clients = {n: SecureClient(n, *common, key, self.known, self.places.get(n)) for n, key in keys.items()}
 
     @property
     def opened(self) -> int:
@@ -244,7 +231,7 @@ class Masking:
         vector = self.method.decode_update(state, number, payload).vector(about)
         if kind.counted:
             return self.form.write(vector)
-        weight = self._examples[client] if self.method.weighting == "examples" else 1
+        weight = self.examples[client] if self.method.weighting == "examples" else 1
         most, step = float(np.abs(vector).max(initial=0.0)) * weight, 2.0**-self.form.fraction
         if self.warn is not None and 0 < most < FINE * step:
             self.warn(
@@ -264,13 +251,7 @@ def first_round(ask: bytes) -> int | None:
 
 
 def answered(masking: Masking | None, client: int, ask: bytes) -> bytes:
-    """A client's message that answers an ask.
-
-    Args:
-        masking: its process' secrets; None: it has none yet.
-        client: its number.
-        ask: the ask.
-    """
+    """Returns a client's message that answers an ask; `masking`: its process' secrets, None: it has none yet."""
     try:
         if masking is None:
             raise MessageError("this process has no keys yet")

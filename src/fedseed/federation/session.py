@@ -56,8 +56,7 @@ class Rejected:
         if new and self._reasons[sender] >= MOST_REASONS:
             self._others[sender] += 1
         else:
-            self._kept[sender, reason] = self._kept.get((sender, reason), 0) + 1
-            self._kept.move_to_end((sender, reason))
+            self._kept[sender, reason] = self._kept.pop((sender, reason), 0) + 1  # at the end
             self._reasons[sender] += new
             if len(self._kept) > MOST_KEPT:  # the reason that has not come up for longest is forgotten, not its count
                 (oldest, _), count = self._kept.popitem(last=False)

@@ -57,12 +57,7 @@ class StepLog:
         return incarnation
 
     async def read(self, last: int, run: str) -> LogContents:
-        """Read the log up to entry `last`; returns what it says.
-
-        Raises:
-            NetworkError: it is empty.
-            MessageError: it holds something else.
-        """
+        """Read the log up to entry `last`; returns what it says. Raises NetworkError: it is empty, or MessageError."""
         entries = await self.end.entries(last)
         self._writer = await self.end.writer(last)
         if not entries:
@@ -78,11 +73,7 @@ class StepLog:
         self._sessions += 1
 
     async def is_taken_over(self, last: int) -> bool:
-        """Returns whether another coordinator has begun a session since; each entry is looked at once.
-
-        Args:
-            last: the number of the last entry on the server.
-        """
+        """Returns whether another coordinator has begun a session by entry `last`; each entry is looked at once."""
         if last <= max(self.last, self._looked):
             return False
         self._looked = last

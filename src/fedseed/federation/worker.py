@@ -1,7 +1,7 @@
 """The side that holds a model: applies steps and trains for the clients it hosts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,35 +46,28 @@ class Answer:
         return Cost(dict(cost.seconds), *passes, sum(losses), len(losses), *moved)
 
 
+@dataclass(eq=False)
 class Worker:
-    """A model with the clients it trains for; all of them are at the same weights, so one copy serves.
+    """A model with the clients it trains for; all of them are at the same weights, so one copy serves."""
 
-    Args:
-        model: the base.
-        method: the method and its settings.
-        objective: makes losses of items.
-        seed: the run's seed.
-        joint: clients that evaluate along common directions share forward passes.
-        digest: how weights are hashed.
-        kind: of the parameter space.
-    """
+    model: InitVar[torch.nn.Module]  # the base
+    method: Method
+    objective: Objective  # makes losses of items
+    seed: int  # the run's
+    joint: bool = True  # clients that evaluate along common directions share forward passes
+    digest: InitVar[DigestKind] = "blake2b"  # how weights are hashed
+    kind: InitVar[type[ParameterSpace]] = ParameterSpace
 
-    def __init__(
-        self, model: torch.nn.Module, method: Method, objective: Objective, seed: int, joint: bool = True,
-        digest: DigestKind = "blake2b", kind: type[ParameterSpace] = ParameterSpace,
-    ) -> None:  # fmt: skip
+    def __post_init__(self, model: torch.nn.Module, digest: DigestKind, kind: type[ParameterSpace]) -> None:
+        method, objective = self.method, self.objective
         self.space = kind(model, method.blocks, digest)
         method.check(self.space.layout)
         check_dtypes(method, map(dtype_name, (*model.parameters(), *model.buffers())))
         if not getattr(objective, "differentiable", True) and (problem := without_gradients(method)):
             raise ValueError(problem)
-        self.method = method
-        self.objective = objective
-        self.seed = seed
-        self.joint = joint
         self.protection = protection_of(method)
         self.private = self.protection is not None  # nothing is told that depends on data, but what the method sends
-        self.state = method.start(self.space.layout, seed)
+        self.state = method.start(self.space.layout, self.seed)
         self.memory = Memory()  # of clients, from round to round
         if method.from_base:
             self.space.keep_base()
@@ -177,9 +170,5 @@ class Worker:
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
 
     def catch_up(self, records: Iterable[Record]) -> None:
-        """Apply recorded steps from where the weights are: after a restart, or as a client that joins late.
-
-        Raises:
-            OrbitError: a step is not valid, or the weights differ from the digest recorded last.
-        """
+        """Apply recorded steps from where the weights are. Raises OrbitError: not valid, or to another last digest."""
         self.state = catch_up(self.method, self.state, self.space, records)

@@ -103,8 +103,7 @@ class Site:
         await self._end.listen(answers.hear)
         if not self._end.take(body):
             return False
-        if presence.due:
-            await presence.greet()
+        await presence.greet()
         while await answers.work():
             pass
         return presence.welcome or not answers.asked

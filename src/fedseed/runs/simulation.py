@@ -103,8 +103,7 @@ class AtHand(Session):
         self.masking: Masking | None = None
         if hosted.secure is not None:
             sizes = {number: len(items) for number, items in enumerate(hosted.items.values())}
-            self.masking = Masking(hosted.secure, hosted.worker.method, sizes)
-            self.masking.warn = progress.warn
+            self.masking = Masking(hosted.secure, hosted.worker.method, sizes, progress.warn)
         self.rounds = Rounds(self, _Everybody(hosted.names), coordinator, 0)
         empty = (number for number, items in enumerate(hosted.items.values()) if not items)
         self.rounds.idle.update(empty)  # a note says who
