@@ -3,7 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedseed.errors import MessageError
+from fedseed.federation import protocol as wire
+from fedseed.federation.control import Beginning
+from fedseed.federation.large import Stored
 from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
+from fedseed.methods import FeedSign
+from fedseed.orbit import Header
+from fedseed.orbit.file import begin
+from support.reception import LAYOUT
 
 numbers = st.integers(0, 2**32 - 1)
 messages = st.builds(
@@ -44,3 +51,30 @@ def test_another_stream_version_is_refused_by_name():
 def test_what_a_message_is_about_is_checked(expected, text):
     with pytest.raises(MessageError, match=text):
         Message(MessageKind.STEP, 1, 5, 0, b"").expect(*expected)
+
+
+LINK = bytes(range(16))
+MESSAGE = Message(MessageKind.STEP, 5, 7, 0xFFFFFFFF, b"\x01").encode()
+
+
+def test_entries():
+    entry, after = wire.step_entry(LINK, MESSAGE, MESSAGE)
+    assert wire.read_step(wire.Entry.decode(entry.encode())) == (after, MESSAGE)
+    assert wire.step_entry(after, MESSAGE, MESSAGE)[1] != after
+    assert wire.read_mark(wire.Entry.decode(wire.mark_entry(9, "ab" * 16).encode())) == (9, "ab" * 16)
+    about = Beginning(epoch="e", names=["ä"], rounds=3)
+    assert about.encode() == b'{"epoch": "e", "names": ["\\u00e4"], "rounds": 3}'
+    header = Header("base", "ab" * 16, "float32", LAYOUT, FeedSign(), 0)
+    head = wire.header_entry(about, begin(header))
+    assert wire.read_header(wire.Entry.decode(head.encode())) == (about, header, begin(header)[-len(LINK) :])
+    log = [head, wire.Entry("S", bytes(8)), entry, wire.mark_entry(1, "ab" * 16), wire.Entry("E", b"")]
+    read_back = wire.LogContents.read([one.encode() for one in log])
+    assert read_back[3:] == ([(after, MESSAGE)], {1: "ab" * 16}, 1, True)
+
+
+def test_plans():
+    assert wire.read_plan(wire.plan_message([], True, MESSAGE)[1:]) == (None, MESSAGE)
+    assert wire.read_plan(wire.plan_message([3, 9], False, MESSAGE)[1:]) == (frozenset({3, 9}), MESSAGE)
+    assert wire.read_silent(wire.silent_message(8, 2, "loss is nan")) == (8, 2, "loss is nan")
+    stored = Stored("update-1-0-3", 10**9, MESSAGE[:28])
+    assert Stored.decode(stored.encode()) == stored

@@ -42,11 +42,8 @@ def start_all(net, server, **order):
     ca = str(keys / "ca.pem")
     net.common["ca"] = ca
     coordinator = net.coordinator(key=str(keys / "coordinator.nk"))
-    hosts = [
-        net.host(0, 1, 2, key=str(keys / "trio.nk"), **order),
-        net.host(3, key=str(keys / "client-3.nk"), **order),
-        net.host(4, key=str(keys / "client-4.nk"), **order),
-    ]
+    hosted = {"trio": (0, 1, 2), "client-3": (3,), "client-4": (4,)}
+    hosts = [net.host(*numbers, key=str(keys / f"{name}.nk"), **order) for name, numbers in hosted.items()]
     net.common["key"] = str(keys / "coordinator.nk")  # for the checks
     return coordinator, hosts
 
