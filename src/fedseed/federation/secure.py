@@ -206,6 +206,10 @@ class Masking:
         """The newest round that one of them has opened."""
         return max((client.opened for client in self.clients.values()), default=0)
 
+    def answer(self, client: int, ask: bytes) -> bytes:
+        """What a client says to an ask of the coordinator's. Raises MessageError: nothing, and why."""
+        return self.clients[client].answer(ask)
+
     def update(self, state: State, plan: Message, client: int, update: bytes | None) -> bytes:
         """The message that a client sends in place of its update.
 
@@ -255,7 +259,7 @@ def answered(masking: Masking | None, client: int, ask: bytes) -> bytes:
     try:
         if masking is None:
             raise MessageError("this process has no keys yet")
-        kind, data = SOMETHING, masking.clients[client].answer(ask)
+        kind, data = SOMETHING, masking.answer(client, ask)
     except OpenedBeforeError as error:
         kind, data = OPENED, str(error).encode()
     except MessageError as error:
