@@ -206,9 +206,9 @@ class Rounds:
                 self.session.progress.warn(f"round {number}: {error}: it is begun again")
             except LostError as error:
                 assert self.secure is not None
-                clients = self.coordinator.current.clients
+                asked = self.coordinator.current.clients
                 self.secure.coordinator.lose(str(error))
-                gathered = Gathered(clients, 0, skipped=[(client, str(error)) for client in clients])
+                gathered = Gathered(asked, 0, skipped=[(client, str(error)) for client in asked])
         self.open, gathered.refused = None, self.session.rejected.since()
         if self.secure is not None:
             gathered.secure_up, gathered.secure_down = self.secure.up, self.secure.down
