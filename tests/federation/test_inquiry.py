@@ -138,14 +138,9 @@ def test_whoever_never_reports_is_waited_for_once():
 
 def test_an_evaluation_that_is_refused_is_no_reason_to_wait():
     """The line's own fields stay what they are, and an evaluation has what the run looks at."""
-    one = Ask(
-        {
-            "a": lambda question, now: {"metrics": {"loss": 0.0, "round": 1}},
-            "b": lambda question, now: {"metrics": {"loss": 0.0}},
-            "c": lambda question, now: {"metrics": {"loss": 1.0, "validation_loss": 1.5}},
-        },
-        measures=("validation_loss",),
-    )
+    measured = {"a": {"loss": 0.0, "round": 1}, "b": {"loss": 0.0}, "c": {"loss": 1.0, "validation_loss": 1.5}}
+    scripts = {name: lambda question, now, found=found: {"metrics": found} for name, found in measured.items()}
+    one = Ask(scripts, measures=("validation_loss",))
     line, took = one.ask()
     assert took < 10 and line["loss"] == 1.0 and line["validation_loss"] == 1.5
     assert set(one.refused) == {

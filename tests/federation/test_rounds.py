@@ -103,12 +103,8 @@ def test_whoever_never_answers_costs_less_and_less():
 
 
 def test_who_answers_just_before_each_deadline_takes_no_more_time_than_the_others():
-    at_the_edge = {}
-
-    def late(number):
-        began = at_the_edge.setdefault(number, one.now)
-        return one.now >= began + DEADLINE - 20
-
+    began = {}
+    late = lambda number: one.now >= began.setdefault(number, one.now) + DEADLINE - 20  # noqa: E731
     one = Answering({"a": late, "b": yes, "c": yes, "d": yes}, 4, patience=30.0)
     for number in range(1, 101):
         one.round(number)

@@ -57,8 +57,7 @@ class Coordinator:
         aggregation: how vectors of the clients become one; None: the weighted mean.
         bounds: how far from the others a client, or a step, may be; None: as by default.
 
-    Raises:
-        ValueError: the settings do not fit the layout, the rule does not fit the method, or needs more clients a round.
+    Raises ValueError: the settings do not fit the layout, the rule does not fit the method, or needs more clients.
     """
 
     sums: ClassVar[bool] = False  # whether it learns sums of answers alone (`fedseed.federation.secure`)

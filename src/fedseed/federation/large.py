@@ -61,8 +61,7 @@ async def fetch(end: End, carried: bytes, owner: str | None, most: int | None = 
         owner: whose blobs it refers to; None: the coordinator's.
         most: largest size that is accepted.
 
-    Raises:
-        MessageError: not there, too large, or not what the reference says.
+    Raises MessageError: not there, too large, or not what the reference says.
     """
     if not is_stored(carried):
         return carried

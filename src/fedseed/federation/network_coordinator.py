@@ -87,9 +87,7 @@ class NetworkCoordinator(Working):
             fresh: whether to delete a run of this name from the server first.
             known: whether there are files of this run here.
 
-        Raises:
-            NetworkError: another coordinator runs this run.
-            MessageError: the server holds another run of this name.
+        Raises NetworkError: another coordinator runs this run; MessageError: the server holds another of this name.
         """
         end = self.session.end
         await self._be_the_only_one()
@@ -158,8 +156,7 @@ class NetworkCoordinator(Working):
             aggregation: how their answers become one.
             bounds: how far from the others a client, or a step, may be.
 
-        Raises:
-            RecipeError: the numbers of clients don't allow it, or the method does not fit the model.
+        Raises RecipeError: the numbers of clients don't allow it, or the method does not fit the model.
         """
         names, reception = self.roster.names, self.reception
         self.session.settings.check(len(names))

@@ -219,8 +219,7 @@ class Masking:
             client: its number.
             update: its update message; None: it has nothing to send, which is not told either.
 
-        Raises:
-            MessageError: no keys were agreed on for this attempt.
+        Raises MessageError: no keys were agreed on for this attempt.
         """
         words = self._words(state, plan.round, client, update)
         payload = self.clients[client].masked(plan.round, plan.attempt, words)
