@@ -135,7 +135,7 @@ class Replica:
 
         Whole weights that could not be had when they were announced are asked for again.
 
-        Raises FedseedError: the log is another run's, not valid, or misses something; this machine computes differently.
+        Raises FedseedError: the log is another run's, not valid, or misses steps; this machine computes differently.
         """
         async with self._turn:
             steps: list[bytes] = []
