@@ -34,8 +34,7 @@ from fedseed.aggregation import (
     NormBound,
     TrimmedMean,
 )
-from fedseed.attacks.labels import flip_labels
-from fedseed.attacks.updates import AttackKind
+from fedseed.attacks.updates import AttackKind, flip_labels
 from fedseed.methods import FedAvg, FedKSeed, FeedSign, Ferret, Method, ZOFedSGD
 from fedseed.objectives.losses import Supervised
 from fedseed.randomness import Domain, permutation

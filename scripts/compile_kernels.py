@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedseed.randomness import Basis, Domain, entries
+from fedseed.randomness import Basis, entries
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
 from fedseed.randomness.matrices import Matrices
@@ -30,7 +30,6 @@ def moves(dtype: str, stored: str) -> None:
     for count in (FEW, MANY):
         prepared, weights = CPU.prepare(parts(), count), np.zeros(count, stored)
         CPU.move(weights, weights, dtype, prepared, 0.5, 0)
-        CPU.move_steps(weights, dtype, CPU.prepare_steps([(parts(), 0.5)], count), 0)
         matrices = Matrices([(count // 8, 8)])
         for many in (2, 64):
             outer = [Part(Basis("lowrank", 1).spec_on(matrices), 0, np.ones(many, np.float32))]
@@ -40,10 +39,9 @@ def moves(dtype: str, stored: str) -> None:
 
 
 def sums() -> None:
-    """Sums of directions, and random words."""
+    """Sums of directions."""
     for count in (FEW, MANY):
         CPU.combine(CPU.prepare(parts(), count), 0, count)
-        CPU.element_words(1, Domain.ROUNDING, 0, 0, count)
     if CPU.product is not None:
         x, w = np.zeros((8, 32), np.float32), np.zeros((32, 32), np.float32)
         CPU.product(x, w, None, CPU.prepare(parts(), 1 << 10), 0.5, 0, lambda count: np.zeros(count, np.float32))

@@ -208,28 +208,26 @@ def quickly(without_pictures):
 # -- networks ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def shared_server(tmp_path_factory):
-    """A nats-server for tests that leave it alone."""
+def nats_server(folder):
     if os.environ.get("FEDSEED_WITHOUT_NATS"):
         pytest.skip("FEDSEED_WITHOUT_NATS is set")
     from support.network import Server
 
-    server = Server(tmp_path_factory.mktemp("nats"))
-    yield server
-    server.kill()
+    made = Server(folder)
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory):
+    """A nats-server for tests that leave it alone."""
+    yield from nats_server(tmp_path_factory.mktemp("nats"))
 
 
 @pytest.fixture
 def server(tmp_path):
     """A nats-server of the test's own, to be killed."""
-    if os.environ.get("FEDSEED_WITHOUT_NATS"):
-        pytest.skip("FEDSEED_WITHOUT_NATS is set")
-    from support.network import Server
-
-    made = Server(tmp_path / "nats")
-    yield made
-    made.kill()
+    yield from nats_server(tmp_path / "nats")
 
 
 @pytest.fixture

@@ -18,25 +18,11 @@ from support.documents import ROOT
 
 SOURCE = Path(fedseed.__file__).parent
 # from top to bottom; rooms on one floor do not need each other
-FLOORS = [
-    ("__main__",),
-    ("cli", "extension"),
-    ("experiments", "flower", "own"),
-    ("runs",),
-    ("federation",),
-    ("reports", "tracking"),
-    ("transport",),
-    ("orbit",),
-    ("attacks", "privacy"),
-    ("methods",),
-    ("training",),
-    ("objectives",),
-    ("tasks", "models", "aggregation"),
-    ("weights",),
-    ("optimizers",),
-    ("randomness",),
-    ("registry", "durable", "errors", "text", "processes", "actors", "metrics"),
-]
+FLOORS = [floor.split() for floor in (
+    "__main__", "cli extension", "experiments flower own", "runs", "federation", "reports tracking", "transport",
+    "orbit", "attacks privacy", "methods", "training", "objectives", "tasks models aggregation", "weights",
+    "optimizers", "randomness", "registry durable errors text processes actors metrics",
+)]  # fmt: skip
 FLOOR = {f"fedseed.{room}": number for number, floor in enumerate(FLOORS) for room in floor}
 
 
@@ -153,21 +139,13 @@ def test_coordinators_rooms_name_no_torch():
 
 
 LIGHT = [
-    f"fedseed.{name}".rstrip(".")
-    for room, names in {
-        "": [""],
-        "methods": [""],
-        "orbit": [""],
-        "federation": ["messages", "coordinator", "network_coordinator", "control"],
-        "runs": ["folder", "loop", "network", "recipe", "parties"],
-        "transport": ["memory", "nats", "keys"],
-        "cli": ["network", "app"],
-        "flower": ["server"],
-        "tasks": ["instructions", "natural_instructions", "own"],
-        "reports": ["partition", "pages", "comparison", "prometheus"],
-    }.items()
-    for name in [f"{room}.{one}".strip(".") for one in names]
-]
+    "fedseed", "fedseed.methods", "fedseed.orbit", "fedseed.federation.messages", "fedseed.federation.coordinator",
+    "fedseed.federation.network_coordinator", "fedseed.federation.control", "fedseed.runs.folder", "fedseed.runs.loop",
+    "fedseed.runs.network", "fedseed.runs.recipe", "fedseed.runs.parties", "fedseed.transport.memory",
+    "fedseed.transport.nats", "fedseed.transport.keys", "fedseed.cli.network", "fedseed.cli.app",
+    "fedseed.flower.server", "fedseed.tasks.instructions", "fedseed.tasks.natural_instructions", "fedseed.tasks.own",
+    "fedseed.reports.partition", "fedseed.reports.pages", "fedseed.reports.comparison", "fedseed.reports.prometheus",
+]  # fmt: skip
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """README.md and the pages of docs/, done word by word: commands and Python blocks in their order, in one folder.
 
-What would take long is made small by further --set words, or by the recipe that the page starts from (PAGES). Blocks
+What would take long is made small by further --set words, or by the recipe that the page starts from (BEFORE). Blocks
 that are not run say why in a comment before them.
 """
 
@@ -140,40 +140,30 @@ def rewards(folder):
     return folder
 
 
-# what puts into a folder what the page takes for granted, and returns where the reader is; what is set, by recipe
-PAGES = {
-    "README.md": (None, {"recipe.toml": SHORT}),
-    "api.md": (None, {}),
-    "choosing.md": (
-        new,
-        {"recipe.toml": ["rounds=1", *SHORT[1:]], "small-mezo": ["rounds=2", "evaluation.every=2", SHORT[2]]},
-    ),
-    "commands.md": (commands, {"quickstart-ferret": SMALL}),
-    "data.md": (data, {"chats.toml": ["method.training.steps=1"]}),
-    "evolution.md": (
-        rewards,
-        {
-            "my.toml": ["rounds=2", "reward.max_new_tokens=4", "evaluation.max_new_tokens=4"],
-            "small-randopt": ["method.candidates=6", "method.batch=4", "evaluation.rouge=false"],
-        },
-    ),
-    "extending.md": (extending, {}),
-    "federation.md": (federation, {}),
-    "machines.md": (own, {}),
-    "models.md": (models, {}),
-    "own-code.md": (None, {}),
-    "privacy.md": (None, {}),
-    "reproduce.md": (None, {}),
-    "results.md": (results, {}),
-    "secure-sums.md": (None, {}),
-    "start.md": (None, {"recipe.toml": SHORT}),
-    "tracking.md": (tracking, {}),
-    "vision.md": (None, {"digits-feedsign": ["rounds=2", "evaluation.every=2"]}),
-    "zeroth-order.md": (
-        None,
-        {"words-feedsign": ["rounds=2", "evaluation.every=2"], "words-fedmezo": ["rounds=1", "method.steps=2"]},
-    ),
-}
+# what puts into a folder what the page takes for granted, and returns where the reader is
+BEFORE = {
+    "choosing.md": new, "commands.md": commands, "data.md": data, "evolution.md": rewards, "extending.md": extending,
+    "federation.md": federation, "machines.md": own, "models.md": models, "results.md": results,
+    "tracking.md": tracking,
+}  # fmt: skip
+# what is set, by page and recipe
+SETS = {
+    "README.md": {"recipe.toml": SHORT},
+    "choosing.md": {
+        "recipe.toml": ["rounds=1", *SHORT[1:]], "small-mezo": ["rounds=2", "evaluation.every=2", SHORT[2]],
+    },
+    "commands.md": {"quickstart-ferret": SMALL},
+    "data.md": {"chats.toml": ["method.training.steps=1"]},
+    "evolution.md": {
+        "my.toml": ["rounds=2", "reward.max_new_tokens=4", "evaluation.max_new_tokens=4"],
+        "small-randopt": ["method.candidates=6", "method.batch=4", "evaluation.rouge=false"],
+    },
+    "start.md": {"recipe.toml": SHORT},
+    "vision.md": {"digits-feedsign": ["rounds=2", "evaluation.every=2"]},
+    "zeroth-order.md": {
+        "words-feedsign": ["rounds=2", "evaluation.every=2"], "words-fedmezo": ["rounds=1", "method.steps=2"],
+    },
+}  # fmt: skip
 TO_DO = {
     path: run
     for path in documents()
@@ -181,14 +171,14 @@ TO_DO = {
 }
 
 
-def test_every_page_with_something_to_do_is_done():
-    assert {path.name for path in TO_DO} == set(PAGES)
+def test_pages_that_are_made_ready_are_done():
+    assert BEFORE.keys() | SETS.keys() <= {path.name for path in TO_DO} and len(TO_DO) > 15
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TO_DO, ids=lambda path: path.name)
 def test_the_page_word_by_word(path, tmp_path, monkeypatch, without_pictures):
-    before, sets = PAGES[path.name]
+    before, sets = BEFORE.get(path.name), SETS.get(path.name, {})
     run = fedseed_forked if path.name == "extending.md" else command.fedseed  # plug-ins stay where they are loaded
     monkeypatch.chdir(before(tmp_path) if before else tmp_path)
     for block in TO_DO[path]:

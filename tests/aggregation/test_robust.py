@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 
-from fedseed.aggregation import (
-    RULES,
-    CentredClipping,
-    Mean,
-    Median,
-    TrimmedMean,
-    geometry,
-)
+from fedseed.aggregation import RULES, CentredClipping, Mean, Median, TrimmedMean, geometry
 from fedseed.aggregation.base import Parts, Past
 from fedseed.aggregation.robust import Robust
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedseed.aggregation import RULES, Mean, Median
-from fedseed.aggregation.base import AggregationRule, Past, padded
+from fedseed.aggregation.base import AggregationRule, Past, claims, padded, shares
 from fedseed.methods.base import Answer, Answers
 
 VECTORS = [np.array([1.0, -2.0, 3.0]), np.array([4.0, 0.5, -1.0]), np.array([1e9, 1e9, -1e9])]
@@ -64,3 +64,20 @@ def test_sparse_vectors_are_zero_elsewhere_for_the_median():
     values = [np.array([5.0]), np.array([3.0]), np.array([9.0])]
     assert [v.tolist() for v in padded([np.ones(1), np.ones(3)])] == [[1, 0, 0], [1, 1, 1]]
     np.testing.assert_array_equal(accumulate(Median(), np.zeros(2), indices, values, [1 / 3] * 3), [3.0, 0.0])
+
+
+EXAMPLES, TERMS = [30, 10, 0], [0, 5, 15]
+
+
+@pytest.mark.parametrize(
+    ("weighting", "said", "weights"),
+    [("equal", [1, 1, 1], [1 / 3] * 3), ("examples", EXAMPLES, [0.75, 0.25, 0.0]), ("terms", TERMS, [0.0, 0.25, 0.75])],
+)
+def test_weights_are_in_proportion_to_what_is_said(weighting, said, weights):
+    assert list(claims(weighting, EXAMPLES, TERMS)) == said
+    assert shares(claims(weighting, EXAMPLES, TERMS)) == weights
+
+
+@pytest.mark.parametrize("weighting", ["equal", "examples", "terms"])
+def test_where_all_say_nothing_they_count_the_same(weighting):
+    assert shares(claims(weighting, [0] * 4, [0] * 4)) == [0.25] * 4

@@ -7,42 +7,27 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed.randomness import Basis, Domain, stream, truncation
+from fedseed.randomness import Basis, Domain, entries, stream
 from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import load, reference
 from fedseed.randomness.kernels.reference import Part, from_float
+from support.bits import DTYPES, REFERENCE, check_moved, check_projected, check_summed, coefficients, same_bits, stored
 from support.forked import forked
 from support.tiers import tiered
 
-REFERENCE, CPU = load("reference"), load("cpu")
+CPU = load("cpu")
 # (first element, elements): across tiles, chunks, spans and 32 bits; multiples of nothing
 RUNS = [(0, 1), (3, 17), (1000, 4097), (4093, 10_007), (2**20 - 77, 20_011), (2**33 + 5, 513)]
-
-
-def combine(kernels, spec, first, c, start, stop, length):
-    return kernels.combine(kernels.prepare([Part(spec, first, c)], length), start, stop)
-
-
-def same_bits(a, b):
-    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 @tiered({"name": FLAT, "start, count": RUNS, "directions, first": [(1, 0), (7, 3), (150, 0), (150, 130)]}, together=2)
 def test_combine_project_and_direction(name, start, count, directions, first):
     rng = np.random.default_rng(0)
     spec = Basis(name, 12345678901234567, size=64).spec
-    length = max(count, 5000)
-    c = rng.normal(size=directions).astype(np.float32)
-    c[directions // 2 :: 5] = 0
-    x = rng.normal(size=count).astype(np.float32)
-    ends = (start, start + count, length)
-    parts = [Part(spec, first, c), Part(spec, 200, c[:2])]
-    sums = [kernels.combine(kernels.prepare(parts, length), start, start + count) for kernels in (REFERENCE, CPU)]
-    same_bits(*sums)
-    same_bits(
-        REFERENCE.project(spec, first, directions, x, start, length),
-        CPU.project(spec, first, directions, x, start, length),
-    )
+    ends = (start, start + count, max(count, 5000))
+    c, x = coefficients(rng, directions), rng.normal(size=count).astype(np.float32)
+    check_summed(CPU, [Part(spec, first, c), Part(spec, 200, c[:2])], *ends)
+    check_projected(CPU, spec, first, directions, x, start, ends[2])
     same_bits(REFERENCE.direction(spec, first, *ends), CPU.direction(spec, first, *ends))
 
 
@@ -51,35 +36,22 @@ def test_many_directions():
     rng = np.random.default_rng(1)
     spec = Basis("hadamard", 99, size=4096).spec
     c, x = rng.normal(size=4096).astype(np.float32), rng.normal(size=301).astype(np.float32)
-    same_bits(combine(REFERENCE, spec, 0, c, 4000, 4301, 301), combine(CPU, spec, 0, c, 4000, 4301, 301))
-    same_bits(REFERENCE.project(spec, 0, 4096, x, 4000, 301), CPU.project(spec, 0, 4096, x, 4000, 301))
-
-
-def stored(values, dtype):
-    return values if dtype == "float32" else from_float(values, dtype)
+    check_summed(CPU, [Part(spec, 0, c)], 4000, 4301, 301)
+    check_projected(CPU, spec, 0, 4096, x, 4000, 301)
 
 
 @pytest.mark.long
-@tiered(
-    {"name": FLAT, "dtype": ["float32", "bfloat16", "float16"], "start, count": RUNS, "directions": [1, 7]}, together=2
-)
+@tiered({"name": FLAT, "dtype": DTYPES, "start, count": RUNS, "directions": [1, 7]}, together=2)
 def test_moved_weights(name, dtype, start, count, directions):
     """Several parts at once; into other memory, and in place."""
     rng = np.random.default_rng(4)
-    length = max(count, 5000)
     c = rng.normal(size=directions).astype(np.float32)
     parts = [Part(Basis(name, 7, size=64).spec, 3, c)]
     if directions > 1:
         parts += [Part(Basis(name, 8).spec, 0, c), Part(Basis(name, 9, size=8192).spec, 8190, c)]
     w = stored(rng.normal(size=count).astype(np.float32), dtype)
-    expected = np.empty_like(w)
-    REFERENCE.move(expected, w, dtype, REFERENCE.prepare(parts, length), -1.3, start)
+    expected = check_moved(CPU, parts, dtype, w, start, max(count, 5000))
     assert count == 1 or (expected != w).any()
-    out, same = np.empty_like(w), w.copy()
-    CPU.move(out, w, dtype, CPU.prepare(parts, length), -1.3, start)
-    CPU.move(same, same, dtype, CPU.prepare(parts, length), -1.3, start)
-    np.testing.assert_array_equal(out, expected)
-    np.testing.assert_array_equal(same, expected)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -114,10 +86,15 @@ def test_nothing_to_add_leaves_the_weights():
 
 def test_words_of_elements_and_what_is_no_number():
     whole = stream.words(1, Domain.ROUNDING, 2, 0, 25).reshape(-1)
-    for kernels in (REFERENCE, CPU):
-        for start, stop in ((0, 1), (3, 9), (5, 5), (7, 100)):
-            found = kernels.element_words(1, Domain.ROUNDING, 2, start, stop)
-            np.testing.assert_array_equal(found, whole[start:stop])
+    for start, stop in ((0, 1), (3, 9), (5, 5), (7, 100)):
+        found = reference.element_words(1, Domain.ROUNDING, 2, start, stop)
+        np.testing.assert_array_equal(found, whole[start:stop])
+        values = np.linspace(-1, 1, stop - start, dtype=np.float32)
+        for dtype in ("bfloat16", "float16"):
+            expected, drawn = np.empty((2, stop - start), dtype=np.uint16)
+            REFERENCE.draw(expected, values, dtype, (1, 2), start)
+            CPU.draw(drawn, values, dtype, (1, 2), start)
+            np.testing.assert_array_equal(drawn, expected)
     no_number = np.array([0x7FFFFFFF], dtype=np.uint32).view(np.float32)
     assert from_float(no_number, "bfloat16").tolist() == [0x7FC0]
     assert from_float(np.float32([1e6]), "float16").tolist() == [0x7C00]
@@ -126,7 +103,7 @@ def test_words_of_elements_and_what_is_no_number():
 def test_the_bound_of_truncated_entries_is_the_largest_number_that_does_not_exceed_it(monkeypatch):
     for length in range(1, 50):
         bound = reference.truncated_normal_constants(length)[1]
-        assert float(bound) <= truncation.bound(length) < float(np.nextafter(bound, np.float32(2)))
+        assert float(bound) <= entries.bound(length) < float(np.nextafter(bound, np.float32(2)))
     # the ends of what is uniform, where the polynomial goes too far
     monkeypatch.setattr(reference, "words", lambda *_: np.array([[1 << 31, (1 << 31) - 1, 0, 1]], dtype=np.uint32))
     bound = reference.truncated_normal_constants(5)[1]
@@ -143,7 +120,7 @@ def test_operations_agree_with_single_directions(name):
     v = np.stack([basis.direction(j, start, start + n, length=n) for j in range(k)]).astype(np.float64)
     c, x = rng.normal(size=k).astype(np.float32), rng.normal(size=n).astype(np.float32)
     scale = np.sqrt(basis.variance(n))
-    combined = combine(CPU, basis.spec, 0, c, start, start + n, n)
+    combined = CPU.combine(CPU.prepare([Part(basis.spec, 0, c)], n), start, start + n)
     np.testing.assert_allclose(combined, c @ v, atol=3e-5 * scale)
     projected = CPU.project(basis.spec, 0, k, x, start, n)
     np.testing.assert_allclose(projected, v @ x, atol=1e-5 * scale * np.sqrt(n) * 10)

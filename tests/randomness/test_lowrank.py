@@ -9,12 +9,13 @@ import pytest
 from fedseed import Basis
 from fedseed.randomness.kernels import load, lowrank_cpu, structured
 from fedseed.randomness.kernels.lowrank_reference import factor
-from fedseed.randomness.kernels.reference import Part, from_float
+from fedseed.randomness.kernels.reference import Part
 from fedseed.randomness.matrices import Matrices
 from fedseed.randomness.stream import Domain
+from support.bits import DTYPES, check_moved, check_projected, check_summed, coefficients, same_bits, stored
 from support.tiers import tiered
 
-REFERENCE, CPU = load("reference"), load("cpu")
+CPU = load("cpu")
 SHAPES = [(70, 33), (5,), (3, 4, 5), (), (130,), (0, 7), (1, 257), (257, 1), (64, 64)]
 MATRICES = Matrices(SHAPES)
 SIZE = MATRICES.size
@@ -24,22 +25,6 @@ SEED = 2**63 + 5
 
 def spec(rank=1, seed=SEED, matrices=MATRICES):
     return Basis("lowrank", seed, rank=rank).spec_on(matrices)
-
-
-def combine(kernels, of, c, start, stop, first=7):
-    found = kernels.combine(kernels.prepare([Part(of, first, c)], SIZE), start, stop)
-    return found if isinstance(found, np.ndarray) else found.cpu().numpy()
-
-
-def same_bits(a, b):
-    assert a.dtype == b.dtype
-    np.testing.assert_array_equal(a.view(f"u{a.itemsize}"), b.view(f"u{b.itemsize}"))
-
-
-def coefficients(rng, count):
-    c = rng.normal(size=count).astype(np.float32)
-    c[2::5] = 0
-    return c
 
 
 def plain(rank, k, seed=SEED):
@@ -76,54 +61,41 @@ def test_the_bits_of_a_direction_never_change():
 def test_sums_and_projections_have_the_references_bits(rank, count, run):
     rng = np.random.default_rng(0)
     c, x = coefficients(rng, count), rng.normal(size=run[1] - run[0]).astype(np.float32)
-    same_bits(combine(REFERENCE, spec(rank), c, *run), combine(CPU, spec(rank), c, *run))
-    projected = REFERENCE.project(spec(rank), 7, count, x, run[0], SIZE)
-    same_bits(projected, CPU.project(spec(rank), 7, count, x, run[0], SIZE))
+    parts = [Part(spec(rank), 7, c)]
+    check_summed(CPU, parts, *run, SIZE)
+    projected = check_projected(CPU, spec(rank), 7, count, x, run[0], SIZE)
     v = np.stack([plain(rank, 7 + i)[run[0] : run[1]] for i in range(count)])
     np.testing.assert_allclose(projected, v @ x, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(combine(CPU, spec(rank), c, *run), c @ v, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(CPU.combine(CPU.prepare(parts, SIZE), *run), c @ v, rtol=1e-4, atol=1e-4)
 
 
-@tiered({"dtype": ["float32", "bfloat16", "float16"], "count": [1, 50], "run": RUNS[:3]}, together=2)
+@tiered({"dtype": DTYPES, "count": [1, 50], "run": RUNS[:3]}, together=2)
 def test_moved_weights_have_the_references_bits(dtype, count, run):
     rng = np.random.default_rng(1)
     parts = [Part(spec(2), 0, coefficients(rng, count)), Part(spec(1, 77), 5, coefficients(rng, 3))]
-    values = rng.normal(size=run[1] - run[0]).astype(np.float32)
-    source = values if dtype == "float32" else from_float(values, dtype)
-    results = []
-    for kernels in (REFERENCE, CPU):
-        prepared = kernels.prepare(parts, SIZE)
-        apart, within, steps = np.empty_like(source), source.copy(), source.copy()
-        kernels.move(apart, source, dtype, prepared, 0.37, run[0])
-        kernels.move(within, within, dtype, prepared, 0.37, run[0])
-        same_bits(apart, within)
-        kernels.move_steps(steps, dtype, kernels.prepare_steps([(parts, 0.37), (parts[1:], -1.0)], SIZE), run[0])
-        once_more = np.empty_like(source)
-        kernels.move(once_more, within, dtype, kernels.prepare(parts[1:], SIZE), -1.0, run[0])
-        same_bits(steps, once_more)
-        alone = np.empty_like(source)
-        kernels.move(alone, source, dtype, kernels.prepare([Part(spec(1), 3, [-0.7])], SIZE), 0.37, run[0])
-        results.append((apart, steps, alone))
-    for a, b in zip(*results, strict=True):
-        same_bits(a, b)
+    source = stored(rng.normal(size=run[1] - run[0]).astype(np.float32), dtype)
+    moved = check_moved(CPU, parts, dtype, source, run[0], SIZE, scale=0.37)
+    once_more = check_moved(CPU, parts[1:], dtype, moved, run[0], SIZE, scale=-1.0)
+    steps = source.copy()
+    CPU.move(steps, steps, dtype, CPU.prepare_steps([(parts, 0.37), (parts[1:], -1.0)], SIZE), 1.0, run[0])
+    same_bits(steps, once_more)
+    check_moved(CPU, [Part(spec(1), 3, [-0.7])], dtype, source, run[0], SIZE, scale=0.37)
 
 
 @pytest.mark.parametrize("shape", [(300, 100), (2100, 50), pytest.param((40, 3000), marks=pytest.mark.slow)])
 def test_large_matrices_by_tables_and_waves(shape, monkeypatch):
-    """Above the sizes from which on tables and waves are used (and threads: `test_threads`)."""
+    """Above the sizes from which on tables and waves are used (and threads: `test_product`)."""
     monkeypatch.setattr(lowrank_cpu, "_WAVE", 1 << 12)
     monkeypatch.setattr(structured, "PIECE", 1 << 14)
     rng = np.random.default_rng(3)
     matrices = Matrices([(11,), shape, (3,)])
     of = spec(1, 5, matrices)
     c, x = coefficients(rng, 100), rng.normal(size=matrices.size).astype(np.float32)
-    expected = REFERENCE.combine(REFERENCE.prepare([Part(of, 0, c)], matrices.size), 5, matrices.size - 1)
-    products = REFERENCE.project(of, 0, 100, x[5:-1], 5, matrices.size)
+    check_summed(CPU, [Part(of, 0, c)], 5, matrices.size - 1, matrices.size)
+    check_projected(CPU, of, 0, 100, x[5:-1], 5, matrices.size)
     prepared = CPU.prepare([Part(of, 0, c)], matrices.size)
-    same_bits(expected, CPU.combine(prepared, 5, matrices.size - 1))
-    same_bits(products, CPU.project(of, 0, 100, x[5:-1], 5, matrices.size))
     for dtype in ("float32", "bfloat16"):
-        source = x if dtype == "float32" else from_float(x, dtype)
+        source = stored(x, dtype)
         moved, sums = np.empty_like(source), np.empty_like(source)
         CPU.move(moved[9:], source[9:], dtype, prepared, -0.5, 9)  # by tables, in a few pieces
         CPU.add_sums(sums, source, dtype, CPU.combine(prepared, 0, matrices.size), -0.5)

@@ -13,16 +13,16 @@ import torch
 from fedseed import Basis
 from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import load
-from fedseed.randomness.kernels.reference import Part, from_float
+from fedseed.randomness.kernels.reference import Part
 from fedseed.randomness.matrices import Matrices
+from support.bits import DTYPES, REFERENCE, check_moved, check_projected, check_summed, coefficients, same_bits, stored
 from support.tiers import mark, tiered
 
 FLAT_TRITON = pytest.importorskip("triton") and importlib.import_module("fedseed.randomness.kernels.triton")
 
-REFERENCE, CPU, TRITON = load("reference"), load("cpu"), load("triton")
+CPU, TRITON = load("cpu"), load("triton")
 GPU = torch.cuda.is_available() and not TRITON._interpreted()
 DEVICE = "cuda" if GPU else "cpu"
-DTYPES = ["float32", "bfloat16", "float16"]
 # (first element, elements): across tiles, chunks, a span and 32 bits; multiples of nothing
 RUNS = [(0, 1), (3, 17), (2**20 - 77, 1203), (2**33 + 5, 513)]
 LONG = (4093, 10_007)  # for the bases of signs, which are quicker
@@ -40,55 +40,8 @@ def quicker():
         yield
 
 
-def same_bits(a, b):
-    assert a.dtype == b.dtype
-    np.testing.assert_array_equal(a.view(f"u{a.itemsize}"), b.view(f"u{b.itemsize}"))
-
-
-def stored(rng, count, dtype):
-    """Random weights as `reference` takes them."""
-    values = rng.normal(size=count).astype(np.float32)
-    return values if dtype == "float32" else from_float(values, dtype)
-
-
-def tensor(array, dtype):
-    """A copy of them as `triton` takes them."""
-    if dtype == "float32":
-        return torch.from_numpy(array.copy()).to(DEVICE)
-    return torch.from_numpy(array.view(np.int16).copy()).view(getattr(torch, dtype)).to(DEVICE)
-
-
-def array(moved):
-    """Back again."""
-    if moved.dtype == torch.float32:
-        return moved.cpu().numpy()
-    return moved.cpu().view(torch.int16).numpy().view(np.uint16)
-
-
-def coefficients(rng, count, used=1.0):
-    c = rng.normal(size=count).astype(np.float32)
-    c[rng.random(count) >= used] = 0
-    c[0] = 0.25
-    return c
-
-
-def check_moved(parts, dtype, start, count, length, other=REFERENCE, in_place=False):
-    w = stored(np.random.default_rng(5), count, dtype)
-    expected = np.empty_like(w)
-    other.move(expected, w, dtype, other.prepare(parts, length), -1.3, start)
-    assert count == 1 or (expected != w).any()
-    source = tensor(w, dtype)
-    out = source if in_place else torch.empty_like(source)
-    TRITON.move(out, source, dtype, TRITON.prepare(parts, length), -1.3, start)
-    same_bits(array(out), expected)
-    if not in_place:
-        same_bits(array(source), w)
-
-
-def check_projected(spec, first, count, x, start, length, other=REFERENCE):
-    expected = other.project(spec, first, count, x, start, length)
-    same_bits(TRITON.project(spec, first, count, torch.from_numpy(x).to(DEVICE), start, length), expected)
-    return expected
+def weights(count, dtype):
+    return stored(np.random.default_rng(5).normal(size=count).astype(np.float32), dtype)
 
 
 def takes_the_interpreter_long(name, run, *_):
@@ -104,9 +57,14 @@ def takes_the_interpreter_long(name, run, *_):
 def test_moved_weights(name, run, directions, dtype):
     """`cpu` is compared with `reference` elsewhere, so that one of the two is enough here."""
     start, count = run
-    c = coefficients(np.random.default_rng(directions), directions)
-    parts = [Part(Basis(name, 12345678901234567, size=64).spec, 61, c)]
-    check_moved(parts, dtype, start, count, max(count, 5000), in_place=directions == 7)
+    rng = np.random.default_rng(directions)
+    parts = [Part(Basis(name, 12345678901234567, size=64).spec, 61, coefficients(rng, directions))]
+    if directions > 1:  # of several seeds, and of several numbers of a basis; one has nothing to add
+        parts.append(Part(Basis(name, 5).spec, 0, np.zeros(2, dtype=np.float32)))
+        parts.append(Part(Basis(name, 5, size=8192).spec, 8190, coefficients(rng, 5)))
+    ways = ["in place" if directions == 7 else "apart"]
+    expected = check_moved(TRITON, parts, dtype, weights(count, dtype), start, max(count, 5000), ways=ways)
+    assert count == 1 or (expected != weights(count, dtype)).any()
 
 
 WIDTHS = [
@@ -126,7 +84,7 @@ def test_projections(name, run, directions, first):
     start, count = run
     x = np.random.default_rng(2).normal(size=count).astype(np.float32)
     spec = Basis(name, 2**64 - 3, size=64 if directions < 4096 else 4096).spec
-    check_projected(spec, first, directions, x, start, max(count, 5000))
+    check_projected(TRITON, spec, first, directions, x, start, max(count, 5000))
 
 
 @pytest.mark.parametrize("name", mark(["rademacher", "hadamard"], lambda name: name == "hadamard"))
@@ -134,7 +92,7 @@ def test_projections_over_several_launches(name, monkeypatch):
     """Runs are taken in waves, and products added up by chunks or by spans; neither changes a bit."""
     monkeypatch.setattr(FLAT_TRITON, "SCRATCH", 1)
     x = np.random.default_rng(2).normal(size=1500).astype(np.float32)
-    check_projected(Basis(name, 1, size=8).spec, 5, 7, x, 2**21 - 700, 1500)
+    check_projected(TRITON, Basis(name, 1, size=8).spec, 5, 7, x, 2**21 - 700, 1500)
 
 
 @pytest.mark.parametrize("name", mark(FLAT, lambda name: name != "rademacher"))
@@ -143,24 +101,9 @@ def test_single_directions_and_sums(name):
     for k, start, count in ((0, 0, 5), (130, 1021, 300), (2**32 - 1, 2**33 - 2, 9)):
         ends = (start, start + count, 5000)
         same_bits(TRITON.direction(spec, k, *ends), REFERENCE.direction(spec, k, *ends))
-        part = [Part(spec, k, np.full(1, -0.7, dtype=np.float32))]
-        expected = REFERENCE.combine(REFERENCE.prepare(part, 5000), *ends[:2])
-        total = TRITON.combine(TRITON.prepare(part, 5000), *ends[:2])
-        assert total.device.type == DEVICE
-        same_bits(total.cpu().numpy(), expected)
+        check_summed(TRITON, [Part(spec, k, np.full(1, -0.7, dtype=np.float32))], *ends)
+    assert TRITON.combine(TRITON.prepare([], 5), 0, 5).device.type == DEVICE
     assert len(TRITON.direction(spec, 0, 7, 7, 5000)) == 0
-
-
-@pytest.mark.parametrize("dtype", mark(DTYPES, lambda dtype: dtype != "bfloat16"))
-@pytest.mark.parametrize("name", mark(FLAT, lambda name: name not in ("rademacher", "hadamard")))
-def test_several_parts(name, dtype):
-    """Of several seeds, and of several numbers of a basis; one has nothing to add."""
-    rng = np.random.default_rng(3)
-    parts = [Part(Basis(name, 20 + i, size=16).spec, 30 * i, coefficients(rng, 3)) for i in range(3)]
-    parts.insert(1, Part(Basis(name, 5).spec, 0, np.zeros(2, dtype=np.float32)))
-    parts.append(Part(Basis(name, 5, size=8192).spec, 8190, coefficients(rng, 5)))
-    check_moved(parts, dtype, 1000, 301, 5000)
-    check_moved(parts, dtype, 2**20 - 5, 20, 5000, in_place=True)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -170,12 +113,7 @@ def test_every_16_bit_number_is_read_and_rounded_as_the_reference_does(dtype, ch
     finite = torch.isfinite(torch.from_numpy(every.view(np.int16)).view(getattr(torch, dtype)).float()).numpy()
     every = every[finite]
     part = [Part(Basis("rademacher", 5).spec, 0, np.ones(1, dtype=np.float32))]
-    expected = np.empty_like(every)
-    with np.errstate(over="ignore"):
-        REFERENCE.move(expected, every, dtype, REFERENCE.prepare(part, len(every)), change, 0)
-    out = tensor(every, dtype)
-    TRITON.move(out, out, dtype, TRITON.prepare(part, len(every)), change, 0)
-    same_bits(array(out), expected)
+    check_moved(TRITON, part, dtype, every, 0, len(every), scale=change, ways=["in place"])
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.0, 1.0, 1e-42, -3e38])
@@ -183,11 +121,7 @@ def test_scales_that_compilers_treat_specially(scale):
     """1e-42 has no normal float32; the change itself is denormal too."""
     part = [Part(Basis("hadamard", 5, size=4).spec, 0, np.array([0.5, 0.25], dtype=np.float32))]
     w = np.array([0.0, -0.0, 1e-44, -1e-39, 1.0], dtype=np.float32)
-    expected = np.empty_like(w)
-    REFERENCE.move(expected, w, "float32", REFERENCE.prepare(part, 5), scale, 1)
-    out = tensor(w, "float32")
-    TRITON.move(out, out, "float32", TRITON.prepare(part, 5), scale, 1)
-    same_bits(array(out), expected)
+    check_moved(TRITON, part, "float32", w, 1, 5, scale=scale, ways=["in place"])
 
 
 def test_gaps_in_memory_are_refused():
@@ -205,11 +139,10 @@ def test_large_runs_on_a_gpu(name):
         for start, count, directions in ((0, 2**22, 64), (2**20 - 77, 3_000_017, 7), (2**33 + 5, 70_001, 4096)):
             c = coefficients(rng, directions)
             part = [Part(Basis(name, 17, size=4096).spec, 3, c)]
-            check_moved(part, dtype, start, count, count, other=CPU)
-            check_moved(part, dtype, start, count, count, other=CPU, in_place=True)
+            check_moved(TRITON, part, dtype, weights(count, dtype), start, count, other=CPU)
     for start, count, directions in ((2**20 - 77, 3_000_017, 50), (2**33 + 5, 70_001, 5000), (0, 2**22, 128)):
         x = rng.normal(size=count).astype(np.float32)
-        check_projected(Basis(name, 17, size=4096).spec, 3, directions, x, start, count, other=CPU)
+        check_projected(TRITON, Basis(name, 17, size=4096).spec, 3, directions, x, start, count, other=CPU)
 
 
 @pytest.mark.long
@@ -224,11 +157,7 @@ def test_sums_of_outer_products(rank, directions, run):
     start, stop = run
     spec = Basis("lowrank", 2**63 + 5, rank=rank).spec_on(matrices)
     parts = [Part(spec, 7, coefficients(rng, directions))]
+    check_summed(TRITON, parts, start, stop, matrices.size)
     x = rng.normal(size=stop - start).astype(np.float32)
-    a, b = (kernels.prepare(parts, matrices.size) for kernels in (REFERENCE, TRITON))
-    same_bits(REFERENCE.combine(a, start, stop), TRITON.combine(b, start, stop).cpu().numpy())
-    same_bits(
-        REFERENCE.project(spec, 7, directions, x, start, matrices.size),
-        TRITON.project(spec, 7, directions, torch.from_numpy(x), start, matrices.size),
-    )
-    check_moved(parts, "bfloat16", start, stop - start, matrices.size)
+    check_projected(TRITON, spec, 7, directions, x, start, matrices.size)
+    check_moved(TRITON, parts, "bfloat16", weights(stop - start, "bfloat16"), start, matrices.size, ways=["apart"])

@@ -3,14 +3,8 @@
 import json
 
 
-def write_sst2(folder, train=60, dev=20):
-    """Write a folder in the form of GLUE's SST-2: a header, then sentence, tab, label."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, count, end in (("train", train, " "), ("dev", dev, "")):  # the original's train sentences end in a space
-        rows = "".join(f"{name} film {i} is so-so{end}\t{i % 2}\n" for i in range(count))
-        (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + rows)
-    (folder / "test.tsv").write_text("index\tsentence\n0\tno label here\n")
-    return folder
+def table(columns, rows):
+    return "".join("\t".join(map(str, row)) + "\n" for row in (columns, *rows))
 
 
 def jsonl(rows):
@@ -91,6 +85,46 @@ def inference(rows, labels):
         }
 
 
+def mnli(count, votes):
+    columns = ["index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse"]
+    columns += ["sentence1_parse", "sentence2_parse", "sentence1", "sentence2"]
+    columns += [f"label{v}" for v in range(1, votes + 1)] + ["gold_label"]
+    rows = []
+    for i, row in enumerate(inference(count, ("contradiction", "entailment", "neutral"))):
+        fields = [i, "31193", row["pairID"], "fiction", "( A )", "( S )", "(ROOT A)", "(ROOT S)"]
+        rows.append([*fields, row["sentence1"], row["sentence2"], *[row["gold_label"]] * (votes + 1)])
+    return table(columns, rows)
+
+
+def original(name, part, count):
+    """The texts of a part, "train" or "dev", by the names of their files."""
+    dev = part == "dev"
+    entailed = ("entailment", "not_entailment")
+    if name in ("sst2", "sst2-mask"):  # the original's train sentences end in a space
+        rows = [(f"{part} film {i} is so-so{'' if dev else ' '}", i % 2) for i in range(count)]
+        return {f"{part}.tsv": table(("sentence", "label"), rows), "test.tsv": "index\tsentence\n0\tno label here\n"}
+    if name == "squad":
+        return {f"{part}-v1.1.json": squad(count, dev)}
+    if name == "drop":
+        return {f"drop_dataset_{part}.json": drop(count, dev)}
+    if name == "snli":
+        return {f"snli_1.0_{part}.jsonl": jsonl(inference(count, ("entailment", "neutral", "contradiction")))}
+    if name == "mnli":
+        votes = {"dev_matched": 5, "dev_mismatched": 5} if dev else {"train": 1}
+        return {f"{file}.tsv": mnli(count, each) for file, each in votes.items()}
+    if name == "rte-mask":
+        rows = [(i, f'No "weapons" {i}.', f"Weapons {part} found.", entailed[i % 2]) for i in range(count)]
+        return {f"{part}.tsv": table(("index", "sentence1", "sentence2", "label"), rows)}
+    if name == "sst5":
+        tree, file = "({0} (2 It) ({0} (2 -LRB-) (3 {1}{2}) (2 -RRB-)))\n", "test" if dev else "train"
+        return {f"{file}.txt": "".join(tree.format(i % 5, file, i) for i in range(count))}
+    if name == "trec":
+        labels = ("DESC:manner", "ENTY:cremat", "ABBR:exp", "HUM:ind", "LOC:city", "NUM:date")
+        asked = "".join(f"{labels[i % 6]} What is the café number {i} ?\n" for i in range(count))
+        return {"TREC_10.label" if dev else "train_5500.label": asked}
+    return {f"{'val' if dev else 'train'}.jsonl": jsonl(superglue(name, count, dev))}
+
+
 def write_original(name, folder, train=60, dev=20):
     """Write a small data set in its original files; returns the folder.
 
@@ -100,50 +134,6 @@ def write_original(name, folder, train=60, dev=20):
         train, dev: rows of the train file, and of the file with test examples (of DROP and SQuAD: about so many).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    parts = ((train, False), (dev, True))
-    if name in ("sst2", "sst2-mask"):
-        return write_sst2(folder, train, dev)
-    if name in ("squad", "drop"):
-        files = {"squad": "{}-v1.1.json", "drop": "drop_dataset_{}.json"}[name]
-        make = {"squad": squad, "drop": drop}[name]
-        texts = {files.format("dev" if is_dev else "train"): make(count, is_dev) for count, is_dev in parts}
-    elif name == "snli":
-        labels = ("entailment", "neutral", "contradiction")
-        texts = {f"snli_1.0_{part}.jsonl": jsonl(inference(n, labels)) for n, part in ((train, "train"), (dev, "dev"))}
-    elif name == "mnli":
-        texts = {}
-        for count, part, votes in ((train, "train", 1), (dev, "dev_matched", 5), (dev, "dev_mismatched", 5)):
-            columns = ["index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse"]
-            columns += ["sentence1_parse", "sentence2_parse", "sentence1", "sentence2"]
-            columns += [f"label{v}" for v in range(1, votes + 1)] + ["gold_label"]
-            lines = ["\t".join(columns)]
-            for i, row in enumerate(inference(count, ("contradiction", "entailment", "neutral"))):
-                label = row["gold_label"]
-                fields = [str(i), "31193", row["pairID"], "fiction", "( A )", "( S )", "(ROOT A)", "(ROOT S)"]
-                lines.append("\t".join([*fields, row["sentence1"], row["sentence2"], *[label] * votes, label]))
-            texts[f"{part}.tsv"] = "\n".join(lines) + "\n"
-    elif name == "rte-mask":
-        texts = {}
-        for count, part in ((train, "train"), (dev, "dev")):
-            labels = ("entailment", "not_entailment")
-            rows = "".join(f'{i}\tNo "weapons" {i}.\tWeapons {part} found.\t{labels[i % 2]}\n' for i in range(count))
-            texts[f"{part}.tsv"] = "index\tsentence1\tsentence2\tlabel\n" + rows
-    elif name == "sst5":
-        tree = "({0} (2 It) ({0} (2 -LRB-) (3 {1}{2}) (2 -RRB-)))\n"
-        texts = {
-            f"{part}.txt": "".join(tree.format(i % 5, part, i) for i in range(count))
-            for count, part in ((train, "train"), (dev, "test"))
-        }
-    elif name == "trec":
-        labels = ("DESC:manner", "ENTY:cremat", "ABBR:exp", "HUM:ind", "LOC:city", "NUM:date")
-        for count, file in ((train, "train_5500.label"), (dev, "TREC_10.label")):
-            rows = "".join(f"{labels[i % 6]} What is the café number {i} ?\n" for i in range(count))
-            (folder / file).write_bytes(rows.encode("latin-1"))
-        return folder
-    else:
-        texts = {
-            f"{'val' if is_dev else 'train'}.jsonl": jsonl(superglue(name, count, is_dev)) for count, is_dev in parts
-        }
-    for file, text in texts.items():
-        (folder / file).write_text(text, encoding="utf-8")
+    for file, text in (original(name, "train", train) | original(name, "dev", dev)).items():
+        (folder / file).write_text(text, encoding="latin-1" if name == "trec" else "utf-8")
     return folder

@@ -2,6 +2,7 @@
 
 import itertools
 import uuid
+from types import SimpleNamespace
 
 import tomli_w
 
@@ -31,18 +32,6 @@ def copied(content):
     return RecordDict({name: ConfigRecord.inflate(record.deflate()) for name, record in content.config_records.items()})
 
 
-class Node:
-    """One node: its configuration, what Flower keeps of it, and whether it is there."""
-
-    def __init__(self, number, config):
-        self.number, self.config, self.there = number, config, True
-        self.context = None
-
-    def forget(self):
-        """The SuperNode was started again: Flower's state of it is gone."""
-        self.context = None
-
-
 class Grid:
     """Flower's Grid as far as a ServerApp sees it.
 
@@ -54,7 +43,10 @@ class Grid:
     """
 
     def __init__(self, configs, recipe="", load=None, processes=True, run_config=None):
-        self.nodes = {number: Node(number, config) for number, config in enumerate(configs, start=11)}
+        self.nodes = {  # of each its configuration, whether it is there, and what Flower keeps of it
+            number: SimpleNamespace(number=number, config=config, there=True, context=None)
+            for number, config in enumerate(configs, start=11)
+        }
         self.run_id = uuid.uuid4().int >> 80
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self.run_id, 1, 1  # as of Flower's processes
         self.run_config = run_config or {}

@@ -8,15 +8,8 @@ import numpy as np
 class MadeUp:
     """What a method asks of it, it answers; what a method does to it can be seen.
 
-    Args:
-        losses: plus and minus of each direction.
-        here: the loss at the weights as they are.
-        change: of the weights, by training.
-        memory: what it remembers of earlier rounds.
-        norms: of the change's blocks.
-        products: of the change's blocks with directions.
-        number: the client's.
-        round: the round's.
+    `losses` are plus and minus of each direction, `here` is the loss at the weights as they are; `norms` and `products`
+    are those of the blocks of `change`, which training has made.
     """
 
     def __init__(self, losses=(), here=0.0, change=None, memory=None, norms=(), products=(), number=4, round=2):

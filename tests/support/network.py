@@ -260,7 +260,7 @@ class Written(Silent):
 
 
 def coordinator(order, recipe, way, progress):
-    """Args: order: has `out`, and may have `fresh`, `pictures`, `ends_at`: the round whose step it does not write."""
+    """Args: order: has `out`, and may have `pictures`, `ends_at`: the round whose step it does not write."""
     if not order.get("pictures"):
         fedseed.runs.network.draw_apart = lambda *_: None
     close = SecureCoordinator.close
@@ -271,7 +271,7 @@ def coordinator(order, recipe, way, progress):
         return close(self)
 
     SecureCoordinator.close = ends
-    result = coordinate(recipe, order["run"], way, Path(order["out"]), order.get("fresh", False), progress)
+    result = coordinate(recipe, order["run"], way, Path(order["out"]), progress=progress)
     return result.summary["weights_digest"]
 
 
@@ -350,12 +350,8 @@ class Network:
     def __init__(self, server, folder, recipe, run="test", **common):
         self.server, self.folder, self.run = server, folder, run
         self.recipe = {"seed": 3, "rounds": 6, "evaluation": {"every": 2}, **recipe}
-        self.recipe["federation"] = {
-            "joint": False,
-            "dead_after": 30.0,
-            "patience": 600.0,
-            **self.recipe.get("federation", {}),
-        }
+        federation = {"joint": False, "dead_after": 30.0, "patience": 600.0}
+        self.recipe["federation"] = federation | self.recipe.get("federation", {})
         self.common = {"nats": server.url, **common}
         self.children = []
         self.out = folder / "run"
@@ -445,16 +441,11 @@ def federation_of(problem, recipe, **more):
     """The small problem's federation as a recipe, or its table, wants it."""
     checked = Recipe.model_validate(recipe)
     settings = {
-        "rounds": checked.rounds,
-        "seed": checked.seed,
-        "per_round": checked.federation.count(len(problem.clients)),
-        "evaluate_every": checked.evaluation.every,
-        "joint": checked.federation.joint,
-        "digest": checked.model.digest,
-        "digest_every": checked.evaluation.digest_every,
-        "secure_sums": checked.secure_sums,
-        "aggregation": checked.aggregation,
-    }
+        "rounds": checked.rounds, "seed": checked.seed, "per_round": checked.federation.count(len(problem.clients)),
+        "evaluate_every": checked.evaluation.every, "digest_every": checked.evaluation.digest_every,
+        "joint": checked.federation.joint, "digest": checked.model.digest,
+        "secure_sums": checked.secure_sums, "aggregation": checked.aggregation,
+    }  # fmt: skip
     return problem.federation(checked.method, **{**settings, **more})
 
 

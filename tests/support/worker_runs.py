@@ -36,10 +36,7 @@ RUNS = {
     "fedmezo": (FedMeZO(**FAST, steps=4, personal="loss-5"), {}),
     "fedmezo-tensors": (FedMeZO(**FAST, steps=4, personal="update", travel="tensors"), {}),
     "topk": (TopK(share=0.1, training=TRAINING), {}),
-    "attacked": (
-        ZOFedSGD(**FAST),
-        {**STEPS, "joint": False, "attack": "random", "attackers": [1, 4], "per_round": 5},
-    ),
+    "attacked": (ZOFedSGD(**FAST), {**STEPS, "joint": False, "attack": "random", "attackers": [1, 4], "per_round": 5}),
 }
 
 
@@ -79,11 +76,7 @@ def die():
     os._exit(7)
 
 
-def stay():
-    time.sleep(600)
-
-
-ACTS = {"refuse": refuse, "odd": odd, "full": full, "die": die, "stay": stay}
+ACTS = {"refuse": refuse, "odd": odd, "full": full, "die": die, "stay": lambda: time.sleep(600)}
 
 
 def federation(name, act=None, **settings):

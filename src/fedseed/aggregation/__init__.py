@@ -7,8 +7,7 @@ package.
 from fedseed.aggregation.base import AggregationRule
 from fedseed.aggregation.clipping import CentredClipping, NormBound
 from fedseed.aggregation.krum import Krum, MultiKrum
-from fedseed.aggregation.mean import Mean
-from fedseed.aggregation.median import GeometricMedian, Median, TrimmedMean
+from fedseed.aggregation.median import GeometricMedian, Mean, Median, TrimmedMean
 from fedseed.registry import Registry, check_class, classes_in, name_of
 
 RULES: tuple[type[AggregationRule], ...] = tuple(classes_in(__name__, AggregationRule))

@@ -47,27 +47,24 @@ def gram_of(parts: Iterable[Part], n: int) -> Matrix:
     return total
 
 
-def applied(mixing: Matrix | None, points: Matrix) -> Matrix:
+def applied(mixing: Matrix, points: Matrix) -> Matrix:
     """Returns M X; where M does nothing but scale, without a product of matrices."""
-    if mixing is None:
-        return points
     scales = np.diagonal(mixing)
     if len(scales) == len(points) == len(mixing) and np.count_nonzero(mixing) == np.count_nonzero(scales):
         return scales[:, None] * points
     return mixing @ points
 
 
-def mixed(mixing: Matrix | None, gram: Matrix) -> Matrix:
+def mixed(mixing: Matrix, gram: Matrix) -> Matrix:
     """Returns the products of M X from those of X."""
     return applied(mixing, applied(mixing, gram).T)
 
 
 def bordered(mixing: Matrix, one_more: bool) -> Matrix:
     """Returns M for n vectors, and possibly one more, which stays as it is."""
-    if not one_more:
-        return mixing
-    made = np.pad(mixing, (0, 1))
-    made[-1, -1] = 1.0
+    made = np.pad(mixing, (0, int(one_more)))
+    if one_more:
+        made[-1, -1] = 1.0
     return made
 
 

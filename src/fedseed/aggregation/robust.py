@@ -76,14 +76,10 @@ class Robust(AggregationRule):
         return any(step != "bucketing" for step in self.before)
 
     @abstractmethod
-    def _outcome(self, gram: Matrix | None, mixing: Matrix | None, past: bool) -> Callable[[Matrix], Vector]:
+    def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Callable[[Matrix], Vector]:
         """Returns a function from some entries of all vectors, (n, m), to those of the outcome.
 
-        Args:
-            gram: all products of two vectors, (n, n); with `past` the last vector is the last round's outcome. None if
-                the rule does not look at them.
-            mixing: M; None if nothing is done before the rule.
-            past: whether the last round's outcome is one of the vectors.
+        With `past` the last vector is the last round's outcome. The products are None if the rule needs none.
         """
 
     def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:
@@ -111,18 +107,17 @@ class Robust(AggregationRule):
                 past.next.append(outcome.astype(np.float32))
             yield outcome
 
-    def _mixing(self, gram: Matrix | None, n: int, past: Past) -> Matrix | None:
-        """Returns M, (n', n), the product of all that is done before the rule; None if nothing is done."""
-        total: Matrix | None = None
+    def _mixing(self, gram: Matrix | None, n: int, past: Past) -> Matrix:
+        """Returns M, (n', n), the product of all that is done before the rule."""
+        total = np.eye(n)
         for step in self.before:
-            count = n if total is None else len(total)
             if step == "bucketing":
-                made = buckets(count, self.bucket, past.seed, past.round)
+                made = buckets(len(total), self.bucket, past.seed, past.round)
             else:
                 assert gram is not None
                 step_of = nearest_neighbours if step == "nearest-neighbours" else adaptive_clipping
                 made = step_of(mixed(total, gram[:n, :n]), self.liars)
-            total = made if total is None else made @ total
+            total = made @ total
         return total
 
 
@@ -133,7 +128,7 @@ class Entrywise(Robust):
     def entries(self, points: Matrix) -> Vector:
         """Returns the outcome's entries from the vectors', (n, m)."""
 
-    def _outcome(self, gram: Matrix | None, mixing: Matrix | None, past: bool) -> Callable[[Matrix], Vector]:
+    def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Callable[[Matrix], Vector]:
         return lambda points: self.entries(applied(mixing, points))
 
 
@@ -153,9 +148,8 @@ class Geometric(Robust):
             past: whether that is one of the vectors.
         """
 
-    def _outcome(self, gram: Matrix | None, mixing: Matrix | None, past: bool) -> Callable[[Matrix], Vector]:
+    def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Callable[[Matrix], Vector]:
         assert gram is not None
-        whole = None if mixing is None else bordered(mixing, past)
-        shares = self.coefficients(mixed(whole, gram), past)
-        shares = shares if whole is None else shares @ whole
+        whole = bordered(mixing, past)
+        shares = self.coefficients(mixed(whole, gram), past) @ whole
         return lambda points: shares @ points

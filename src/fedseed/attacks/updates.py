@@ -1,6 +1,6 @@
-"""Makes what a simulated Byzantine client sends in place of an honest update. The protocol can't tell it from others.
+"""Makes what a simulated Byzantine client sends in place of an honest update, or what it learns from ("labels").
 
-What a client *learns from* is corrupted in `fedseed.attacks.labels`. Some clients know only their own update; others
+The protocol can't tell its messages from others. Some clients know only their own update; others
 know all updates of their round and agree on a lie. With mu and sigma, the mean and the standard deviation of each entry
 over the n - f honest clients' vectors x_i:
 
@@ -16,6 +16,7 @@ over the n - f honest clients' vectors x_i:
 A payload says which of its numbers a liar may change (`Payload.numbers`, `Payload.vector`).
 """
 
+from dataclasses import replace
 from math import sqrt
 from typing import Any, Literal, get_args
 
@@ -25,8 +26,9 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_va
 
 from fedseed.methods import Method
 from fedseed.methods.payload import About, Payload
-from fedseed.randomness import Domain
+from fedseed.randomness import Domain, permutation
 from fedseed.randomness.stream import words
+from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture
 
 AttackKind = Literal[
     "sign", "random", "noise", "multiplier", "labels", "alie", "inner-product", "mimic", "largest", "claims"
@@ -140,6 +142,36 @@ def inner_product(honest: Vectors, liars: int, epsilon: float | None) -> Vectors
     """
     epsilon = 2 * len(honest) / max(1, liars) if epsilon is None else epsilon
     return -epsilon * honest.mean(axis=0)
+
+
+def flip_labels(client: ClientData, seed: int, number: int, classes: int = 0) -> ClientData:
+    """Returns the client's examples, each with the response (or target) of another example.
+
+    In a `Choice` or `Cloze` the next option becomes the right one, in a `Picture` the next class, because another
+    example often has the same one.
+
+    Args:
+        client: an honest client of `Example`s, `Choice`s, `Cloze`s, `Picture`s or (input, target) pairs.
+        seed: the run's seed.
+        number: the client's number.
+        classes: how many classes of `Picture`s there are.
+    """
+    order = permutation(seed, Domain.ATTACK, len(client.examples), number)
+    # a cycle through a random order: no example keeps its own response
+    giver = {int(order[i]): client.examples[int(order[i - 1])] for i in range(len(order))}
+    return ClientData(client.name, [_with_target(own, giver[i], classes) for i, own in enumerate(client.examples)])
+
+
+def _with_target(mine: Any, given: Any, classes: int) -> Any:
+    if isinstance(mine, Example):
+        return mine.answered_as(given)
+    if isinstance(mine, Choice):
+        return replace(mine, gold=(mine.gold + 1) % len(mine.options), right=())
+    if isinstance(mine, Cloze):
+        return replace(mine, gold=(mine.gold + 1) % len(mine.words))
+    if isinstance(mine, Picture):
+        return replace(mine, label=(mine.label + 1) % classes)
+    return mine[0], given[1]
 
 
 class AttackSettings(BaseModel):

@@ -40,7 +40,7 @@ from fedseed.durable import write_whole
 from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.processes import COMMAND, start
-from fedseed.randomness.seed import Seed, check_seed
+from fedseed.randomness.stream import Seed, check_seed
 from fedseed.registry import COMMANDS, one_line, resolve
 from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
 from fedseed.reports.results import read_summary

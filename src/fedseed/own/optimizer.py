@@ -18,7 +18,7 @@ from fedseed.orbit import NO_DIGEST, Header, Record
 from fedseed.orbit.file import write_orbit
 from fedseed.orbit.replay import catch_up
 from fedseed.orbit.writer import OrbitWriter
-from fedseed.randomness.seed import check_seed
+from fedseed.randomness.stream import check_seed
 from fedseed.training.client import LocalClient
 from fedseed.weights.digest import base_digest, dtype_name
 from fedseed.weights.space import ParameterSpace

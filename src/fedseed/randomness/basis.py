@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.randomness import kernels, truncation
+from fedseed.randomness import entries, kernels
 from fedseed.randomness.kernels.reference import Spec
 from fedseed.randomness.matrices import Matrices
 from fedseed.randomness.stream import split_seed
@@ -80,7 +80,7 @@ class Basis:
 
     def variance(self, length: int) -> float:
         """Returns rho, the variance of an entry in a block of `length` parameters (1 but for "truncated_normal")."""
-        return truncation.variance(length) if self.name == "truncated_normal" else 1.0
+        return entries.variance(length) if self.name == "truncated_normal" else 1.0
 
     def direction(
         self, k: int, start: int, stop: int, length: int | None = None, matrices: Matrices | None = None

@@ -7,10 +7,15 @@ Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 """
 
 from enum import IntEnum
-from typing import Any
+from operator import index
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
+
+from fedseed.errors import RecipeError
+from fedseed.text import shown
 
 STREAM_VERSION = 1
 
@@ -21,9 +26,9 @@ WEYL_0 = 0x9E3779B9
 WEYL_1 = 0xBB67AE85
 ROUNDS = 10
 FEW = 12  # blocks that take less time one by one
-
-_LOW_32 = np.uint64(0xFFFFFFFF)
-_SHIFT_32 = np.uint64(32)
+_LOW = 0xFFFFFFFF
+SEEDS = 2**64
+Seed = Annotated[int, Field(ge=0, lt=SEEDS)]  # of a recipe
 
 
 class Domain(IntEnum):
@@ -51,30 +56,24 @@ class Domain(IntEnum):
 Words = NDArray[np.uint32]
 
 
-def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
-    """Ten rounds of Philox4x32 on (arrays of) counters.
+def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
+    """Ten rounds of Philox4x32 on counters.
 
     Args:
-        counter: four uint32 words, scalars or arrays that broadcast together.
-        key: two uint32 words.
+        counter: four words of 32 bits: integers, or uint64 arrays of one shape.
+        key: two words.
 
     Returns:
-        Four uint32 arrays of the broadcast shape: after a few rounds each word depends on all four.
+        Four words of 32 bits: integers, or uint64 arrays: after a few rounds each word depends on all four.
     """
-    c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
+    c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        product_0 = np.uint64(MULTIPLIER_0) * c0  # 32 x 32 -> 64 bit, exact in uint64
-        product_1 = np.uint64(MULTIPLIER_1) * c2
-        c0, c1, c2, c3 = (
-            (product_1 >> _SHIFT_32) ^ c1 ^ np.uint64(k0),
-            product_1 & _LOW_32,
-            (product_0 >> _SHIFT_32) ^ c3 ^ np.uint64(k1),
-            product_0 & _LOW_32,
-        )
-        k0 = (k0 + WEYL_0) & 0xFFFFFFFF
-        k1 = (k1 + WEYL_1) & 0xFFFFFFFF
-    return c0.astype(np.uint32), c1.astype(np.uint32), c2.astype(np.uint32), c3.astype(np.uint32)
+        product_0, product_1 = MULTIPLIER_0 * c0, MULTIPLIER_1 * c2  # 32 x 32 -> 64 bit, exact
+        c0, c1 = (product_1 >> 32) ^ c1 ^ k0, product_1 & _LOW
+        c2, c3 = (product_0 >> 32) ^ c3 ^ k1, product_0 & _LOW
+        k0, k1 = (k0 + WEYL_0) & _LOW, (k1 + WEYL_1) & _LOW
+    return c0, c1, c2, c3
 
 
 def split_seed(seed: int) -> tuple[int, int]:
@@ -83,9 +82,24 @@ def split_seed(seed: int) -> tuple[int, int]:
     Raises:
         ValueError: the seed is not in [0, 2**64).
     """
-    if not 0 <= seed < 1 << 64:
+    if not 0 <= seed < SEEDS:
         raise ValueError(f"seed = {seed}: a seed is an integer from 0 to 2**64 - 1")
-    return seed & 0xFFFFFFFF, seed >> 32
+    return seed & _LOW, seed >> 32
+
+
+def check_seed(seed: int, where: str = "seed") -> int:
+    """A seed that is given in Python or on a command line; in a recipe, `Seed` checks it.
+
+    Args:
+        seed: the number.
+        where: what an error calls it.
+
+    Raises:
+        RecipeError: it is no whole number of 64 bits.
+    """
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= index(seed) < SEEDS:
+        raise RecipeError(f"{where} = {shown(seed)}: a whole number from 0 to 2**64 - 1 is expected")
+    return index(seed)
 
 
 def block(seed: int, domain: int, direction: int, position: int) -> tuple[int, int, int, int]:
@@ -97,15 +111,8 @@ def block(seed: int, domain: int, direction: int, position: int) -> tuple[int, i
         direction: direction index, 32 bits.
         position: index of the block; the 64 bits at its end count.
     """
-    k0, k1 = split_seed(int(seed))
-    position = int(position)
-    c0, c1, c2, c3 = position & 0xFFFFFFFF, position >> 32 & 0xFFFFFFFF, int(direction), int(domain)
-    for _ in range(ROUNDS):
-        product_0, product_1 = MULTIPLIER_0 * c0, MULTIPLIER_1 * c2
-        c0, c1 = (product_1 >> 32) ^ c1 ^ k0, product_1 & 0xFFFFFFFF
-        c2, c3 = (product_0 >> 32) ^ c3 ^ k1, product_0 & 0xFFFFFFFF
-        k0, k1 = (k0 + WEYL_0) & 0xFFFFFFFF, (k1 + WEYL_1) & 0xFFFFFFFF
-    return c0, c1, c2, c3
+    low, high = int(position) & _LOW, int(position) >> 32 & _LOW
+    return philox4x32((low, high, int(direction), int(domain)), split_seed(int(seed)))
 
 
 def words(seed: int, domain: int, direction: int, first_block: int, blocks: int) -> Words:
@@ -124,9 +131,9 @@ def words(seed: int, domain: int, direction: int, first_block: int, blocks: int)
     if blocks <= FEW:
         few = [block(seed, domain, direction, int(first_block) + i) for i in range(blocks)]
         return np.array(few, dtype=np.uint32).reshape(blocks, 4)
-    index = np.uint64(first_block) + np.arange(blocks, dtype=np.uint64)
-    counter = (index & _LOW_32, index >> _SHIFT_32, direction, domain)
-    return np.stack(philox4x32(counter, split_seed(seed)), axis=-1)
+    numbers = np.uint64(first_block) + np.arange(blocks, dtype=np.uint64)
+    counter = numbers & _LOW, numbers >> 32, int(direction), int(domain)
+    return np.stack(philox4x32(counter, split_seed(seed)), axis=-1).astype(np.uint32)
 
 
 def derive(seed: int, domain: int, position: int = 0, direction: int = 0) -> int:

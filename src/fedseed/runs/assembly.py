@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.actors import Cluster
-from fedseed.attacks.labels import flip_labels
+from fedseed.attacks.updates import flip_labels
 from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
 from fedseed.methods import Method

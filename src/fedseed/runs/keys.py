@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from fedseed.errors import closest, did_you_mean
-from fedseed.randomness.seed import SEEDS
+from fedseed.randomness.stream import SEEDS
 from fedseed.registry import Registry
 from fedseed.text import shown
 

@@ -25,7 +25,7 @@ from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
 from fedseed.privacy import PrivacySettings, mechanism_of, misfit, protected
 from fedseed.privacy.secure.settings import SecureSums, secure_problem
-from fedseed.randomness.seed import Seed
+from fedseed.randomness.stream import Seed
 from fedseed.registry import INCIDENTAL, is_loaded, load_plugin, resolve
 from fedseed.runs.keys import ByName, explain, told
 from fedseed.tasks import InstructionsTask, Task, metrics

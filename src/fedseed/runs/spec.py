@@ -14,7 +14,7 @@ from fedseed.models.adapters import Adapter
 from fedseed.optimizers.schedule import lasting
 from fedseed.privacy import PrivacySettings, mechanism_of, protected
 from fedseed.privacy.secure.settings import SecureSums
-from fedseed.randomness.seed import check_seed
+from fedseed.randomness.stream import check_seed
 from fedseed.runs.answers import unverifiable
 from fedseed.runs.recipe import Recipe
 from fedseed.tracking import Tracker
@@ -39,7 +39,7 @@ class RunSpec:
         privacy: differential privacy of what clients send, if the method does not have it already.
         secure_sums: the coordinator learns sums alone; None: it reads every answer.
         attack: what Byzantine clients do (`fedseed.attacks.updates`). "labels" only names them: their data was changed
-            by `fedseed.attacks.labels.flip_labels`.
+            by `fedseed.attacks.updates.flip_labels`.
         attackers: the numbers of the Byzantine clients.
         attack_strength: of attacks that have one; None: as usual.
         joint: clients that look along common directions share forward passes: faster, and the same but for the float

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 from pydantic import Field, PositiveInt
 
 from fedseed.errors import RecipeError
-from fedseed.randomness.seed import Seed
+from fedseed.randomness.stream import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, TaskData, span, who_holds
 from fedseed.tasks.partition import IID, AnyPartition, ByField

@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from fedseed.errors import RecipeError, did_you_mean
 from fedseed.randomness import Domain, permutation
-from fedseed.randomness.seed import Seed
+from fedseed.randomness.stream import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.tasks.families import GROUPS, Family, Instance, families, instances, split

@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt
 
 from fedseed.errors import RecipeError, plural
 from fedseed.randomness import Domain, sample
-from fedseed.randomness.seed import Seed
+from fedseed.randomness.stream import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.tasks.dealt import Share, share_of

@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
-from fedseed.randomness.seed import Seed
+from fedseed.randomness.stream import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, OwnData, TaskData, who_holds
 from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, picked, share_of

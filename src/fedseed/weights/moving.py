@@ -28,10 +28,10 @@ def move(
 
 
 def _move(
-    vector: Vector, prepare: Prepare, scale: float | None,
+    vector: Vector, prepare: Prepare, scale: float,
     base: Sequence[torch.Tensor] | None = None, rounding: Rounding | None = None,
 ) -> None:  # fmt: skip
-    """`move` of what is prepared; no scale: steps that have scales of their own."""
+    """`move` of what is prepared: a sum, or steps that have scales of their own, too."""
     together: dict[kernels.Kernels, list[Job]] = {}  # what one launch can do
     copies: dict[int, torch.Tensor] = {}  # of tensors with gaps in memory
     for index, lo, hi, start, kernel, prepared in vector.pieces(prepare):
@@ -41,14 +41,12 @@ def _move(
         out = (operand(kernel, copies[index]) if index in copies else vector.operand(kernel, p))[lo:hi]
         source = out if base is None else operand(kernel, flat(base[index])[lo:hi])
         job = Job(out, source, dtype_name(p), prepared, start)
-        if kernel.TENSORS and not isinstance(prepared, list):
+        if kernel.TENSORS:
             together.setdefault(kernel, []).append(job)
-        elif scale is None:
-            kernel.move_steps(out, job.dtype, prepared, start)
         else:
-            kernel.move(*job[:4], scale, start)
+            kernel.move_all([job], scale)
     for kernel, jobs in together.items():
-        kernel.move_all(jobs, 1.0 if scale is None else scale, rounding)
+        kernel.move_all(jobs, scale, rounding)
     for index, elements in copies.items():
         write_back(vector.parameters[index], elements)
 
@@ -64,7 +62,7 @@ def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
     def prepare(kernel: kernels.Kernels, block: int, length: int) -> Any:
         return kernel.prepare_steps([(parts(block), scale) for parts, scale in sums], length)
 
-    _move(vector, prepare, None)
+    _move(vector, prepare, 1.0)
 
 
 def write(out: torch.Tensor, values: torch.Tensor, rounding: Rounding, start: int) -> None:

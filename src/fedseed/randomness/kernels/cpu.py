@@ -54,11 +54,7 @@ _HALF, _ONE, _TWO, _ZERO = _F(0.5), _F(1), _F(2), _F(0)
 
 
 def _tile_shape() -> tuple[int, int]:
-    """What a matrix product computes in registers: (numbers in one, rows of the matrix), by the processor's features.
-
-    Rows times _WIDTH registers hold sums, _WIDTH more a row of the inputs each, and one an element of the matrix:
-    28 of AVX-512's 32, all 16 of AVX2. (0, 0) where there is neither, or no fused multiply-add.
-    """
+    """(numbers in a register, rows of a matrix that a product takes): 28 of AVX-512's 32 registers, AVX2's 16; or 0."""
     features = set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))  # what numba compiles for
     if "+avx512f" in features:
         return 16, 8
@@ -74,24 +70,59 @@ _SLAB = 1 << 16  # elements of a matrix that a thread perturbs at a time: a quar
 _LEAST, _MOST = 4, 32  # times _ROWS rows of it at least, and at most
 
 
-@intrinsic
-def _as_float(_context: Any, bits: Any) -> Any:
-    """Reinterpret 32 integer bits as a float32."""
+# -- instructions that Python has no words for -----------------------------------------------------------------------
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
-
-    return types.float32(bits), generate
+_INDEX, _SHORT, _NUMBER, _HALF_NUMBER = ir.IntType(64), ir.IntType(32), ir.FloatType(), ir.HalfType()
 
 
-@intrinsic
-def _as_int(_context: Any, value: Any) -> Any:
-    """Reinterpret a float32 as an int32."""
+def _instruction(result: Any, build: Callable[[Any, Any], Any]) -> Any:
+    """Returns a function of one argument, for which `build` writes instructions."""
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(types.int32))
+    @intrinsic
+    def instruction(_context, value):  # type: ignore[no-untyped-def]
+        return result(value), lambda _context, builder, _signature, arguments: build(builder, arguments[0])
 
-    return types.int32(value), generate
+    return instruction
+
+
+# 32 integer bits as a float32, and back; 16 bits of a float16, and back, rounded to nearest, ties to even
+_as_float = _instruction(types.float32, lambda builder, bits: builder.bitcast(bits, _NUMBER))
+_as_int = _instruction(types.int32, lambda builder, value: builder.bitcast(value, _SHORT))
+_from_half = _instruction(
+    types.float32, lambda builder, bits: builder.fpext(builder.bitcast(bits, _HALF_NUMBER), _NUMBER)
+)
+_to_half = _instruction(
+    types.uint16, lambda builder, value: builder.bitcast(builder.fptrunc(value, _HALF_NUMBER), ir.IntType(16))
+)
+# the number at an address, which is one more afterwards: no other thread gets the same
+_ticket = _instruction(
+    types.int64,
+    lambda builder, address: builder.atomic_rmw(
+        "add", builder.inttoptr(address, _INDEX.as_pointer()), _INDEX(1), "monotonic"
+    ),
+)
+
+
+def _at(builder: Any, address: Any, step: Any, row: int, kind: Any, offset: int = 0) -> Any:
+    """Returns a pointer to what lies `row` steps and an offset of bytes from an address."""
+    place = builder.add(address, builder.add(builder.mul(step, _INDEX(row)), _INDEX(offset)))
+    return builder.inttoptr(place, kind.as_pointer())
+
+
+def _loop(builder: Any, values: list[Any], stop: Any, step: int, turn: Callable[[Any, list[Any]], list[Any]]) -> Any:
+    """Writes a loop over i = 0, step, ... below `stop`; returns what `turn(i, values)` has made of the values."""
+    before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    i, *held = running = [builder.phi(kind) for kind in (_INDEX, *(value.type for value in values))]
+    made = turn(i, held)
+    following = builder.add(i, _INDEX(step))
+    for phi, first, later in zip(running, [_INDEX(0), *values], [following, *made], strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(later, loop)
+    builder.cbranch(builder.icmp_signed("<", following, stop), loop, after)
+    builder.position_at_end(after)
+    return made
 
 
 # -- random words, and entries made of them --------------------------------------------------------------------------
@@ -209,10 +240,7 @@ def _add_scaled(total, v, count, coefficient):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _sum_chunk(total, v, words, begin, count, units, payload):  # type: ignore[no-untyped-def]
-    """total[i] = the sum of all units on element i of a block of random words; `begin` is element begin & 127 there.
-
-    What is summed up are `count` elements from `begin` on: whole blocks, or a part of one.
-    """
+    """total[i + (begin & 127)] = the sum of all units on element begin + i; whole blocks of words, or a part of one."""
     lo = begin & 127
     block, blocks = begin >> 7, (lo + count + 127) >> 7
     at, some = lo & ~3, ((lo + count + 3) >> 2) - (lo >> 2)  # of entries that come in fours
@@ -234,26 +262,6 @@ def _sum_chunk(total, v, words, begin, count, units, payload):  # type: ignore[n
 
 
 # -- weights in their dtypes -----------------------------------------------------------------------------------------
-
-
-@intrinsic
-def _from_half(_context: Any, bits: Any) -> Any:
-    """float16 bits as float32; one instruction for many elements where the processor has it."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(bits), generate
-
-
-@intrinsic
-def _to_half(_context: Any, value: Any) -> Any:
-    """float16 bits of a float32, rounded to nearest, ties to even."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
-
-    return types.uint16(value), generate
 
 
 @njit(inline="always")
@@ -439,48 +447,36 @@ def _tile(width):  # type: ignore[no-untyped-def]
 
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             sums, inputs, between, matrix, stride, columns, ahead = arguments
-            index, short = ir.IntType(64), ir.IntType(32)
-            register = ir.VectorType(ir.FloatType(), _REGISTER)
+            register = ir.VectorType(_NUMBER, _REGISTER)
             fused = cgutils.get_or_insert_function(
                 builder.module, ir.FunctionType(register, [register] * 3), f"llvm.fma.v{_REGISTER}f32"
             )
-
             byte = ir.IntType(8).as_pointer()
             fetch = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(ir.VoidType(), [byte, short, short, short]), "llvm.prefetch.p0"
+                builder.module, ir.FunctionType(ir.VoidType(), [byte, _SHORT, _SHORT, _SHORT]), "llvm.prefetch.p0"
             )
-
-            def at(address: Any, row: int, step: Any, offset: int = 0, kind: Any = register) -> Any:
-                place = builder.add(address, builder.add(builder.mul(step, index(row)), index(offset)))
-                return builder.inttoptr(place, kind.as_pointer())
+            parts = [4 * part * _REGISTER for part in range(width)]
+            places = [_at(builder, sums, between, row, register, part) for row in range(_ROWS) for part in parts]
 
             def everywhere(pointer: Any) -> Any:
-                one = builder.insert_element(register(ir.Undefined), builder.load(pointer, align=4), short(0))
-                return builder.shuffle_vector(one, one, ir.VectorType(short, _REGISTER)([0] * _REGISTER))
+                one = builder.insert_element(register(ir.Undefined), builder.load(pointer, align=4), _SHORT(0))
+                return builder.shuffle_vector(one, one, ir.VectorType(_SHORT, _REGISTER)([0] * _REGISTER))
 
-            parts = [4 * part * _REGISTER for part in range(width)]
-            places = [at(sums, row, between, part) for row in range(_ROWS) for part in parts]
-            before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-            held = [builder.load(place, align=4) for place in places]
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            column, *total = running = [builder.phi(kind) for kind in (index, *[register] * len(held))]
-            here = builder.add(inputs, builder.mul(column, between))
-            start = builder.add(matrix, builder.mul(column, index(4)))
-            line = builder.inttoptr(builder.add(ahead, builder.mul(column, index(64 // _STEPS))), byte)
-            builder.call(fetch, [line, short(0), short(2), short(1)])
-            for step in range(_STEPS):
-                values = [builder.load(at(here, step, between, part), align=4) for part in parts]
-                for row in range(_ROWS):
-                    element = everywhere(at(start, row, stride, 4 * step, ir.FloatType()))
-                    for part, value in enumerate(values, row * width):
-                        total[part] = builder.call(fused, [value, element, total[part]])
-            following = builder.add(column, index(_STEPS))
-            for phi, first, later in zip(running, [index(0), *held], [following, *total], strict=True):
-                phi.add_incoming(first, before)
-                phi.add_incoming(later, loop)
-            builder.cbranch(builder.icmp_signed("<", following, columns), loop, after)
-            builder.position_at_end(after)
+            def turn(column: Any, held: list[Any]) -> list[Any]:
+                total = list(held)
+                here = builder.add(inputs, builder.mul(column, between))
+                start = builder.add(matrix, builder.mul(column, _INDEX(4)))
+                line = _at(builder, ahead, column, 64 // _STEPS, ir.IntType(8))
+                builder.call(fetch, [line, _SHORT(0), _SHORT(2), _SHORT(1)])
+                for step in range(_STEPS):
+                    values = [builder.load(_at(builder, here, between, step, register, p), align=4) for p in parts]
+                    for row in range(_ROWS):
+                        element = everywhere(_at(builder, start, stride, row, _NUMBER, 4 * step))
+                        for part, value in enumerate(values, row * width):
+                            total[part] = builder.call(fused, [value, element, total[part]])
+                return total
+
+            total = _loop(builder, [builder.load(place, align=4) for place in places], columns, _STEPS, turn)
             for result, place in zip(total, places, strict=True):
                 builder.store(result, place, align=4)
             return context.get_dummy_value()
@@ -502,15 +498,12 @@ def _turn_tile(_context, to, between, source, stride):  # type: ignore[no-untype
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         to, between, source, stride = arguments
-        index, register = ir.IntType(64), ir.VectorType(ir.FloatType(), _REGISTER)
-
-        def at(address: Any, step: Any, row: int, kind: Any) -> Any:
-            return builder.inttoptr(builder.add(address, builder.mul(step, index(row))), kind.as_pointer())
+        register = ir.VectorType(_NUMBER, _REGISTER)
 
         def picked(a: Any, b: Any, numbers: list[int]) -> Any:
-            return builder.shuffle_vector(a, b, ir.VectorType(ir.IntType(32), len(numbers))(numbers))
+            return builder.shuffle_vector(a, b, ir.VectorType(_SHORT, len(numbers))(numbers))
 
-        rows = [builder.load(at(source, stride, row, register), align=4) for row in range(_ROWS)]
+        rows = [builder.load(_at(builder, source, stride, row, register), align=4) for row in range(_ROWS)]
         for _ in range(_ROWS.bit_length() - 1):
             rows = [
                 picked(a, b, [half + i // 2 + i % 2 * _REGISTER for i in range(_REGISTER)])
@@ -520,7 +513,7 @@ def _turn_tile(_context, to, between, source, stride):  # type: ignore[no-untype
         for i in range(_REGISTER):
             row, first = rows[i * _ROWS // _REGISTER], i * _ROWS % _REGISTER
             part = picked(row, row, list(range(first, first + _ROWS)))
-            builder.store(part, at(to, between, i, part.type), align=4)
+            builder.store(part, _at(builder, to, between, i, part.type), align=4)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), generate
@@ -538,10 +531,7 @@ def _turn(out, source, rows):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _multiply_slab(sums, x, slab, rows, ahead, last):  # type: ignore[no-untyped-def]
-    """sums += slab times x, for `rows` of the slab's rows, a multiple of _ROWS.
-
-    What lies from `ahead` to `last`, the next slab's weights, is fetched meanwhile.
-    """
+    """sums += slab times x, for a multiple of _ROWS rows; what lies from `ahead` to `last` is fetched meanwhile."""
     columns, count = x.shape
     for m in range(0, count, _PANEL):
         for k in range(0, columns, _DEPTH):
@@ -556,18 +546,6 @@ def _multiply_slab(sums, x, slab, rows, ahead, last):  # type: ignore[no-untyped
                     _tile_2(to, inputs, 4 * count, matrix, 4 * columns, depth, near)
                 else:
                     _tile_1(to, inputs, 4 * count, matrix, 4 * columns, depth, near)
-
-
-@intrinsic
-def _ticket(_context: Any, address: Any) -> Any:
-    """The number at an address, which is one more afterwards: no other thread gets the same."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        number = ir.IntType(64)
-        place = builder.inttoptr(arguments[0], number.as_pointer())
-        return builder.atomic_rmw("add", place, number(1), "monotonic")
-
-    return types.int64(address), generate
 
 
 @njit(cache=True, parallel=True)
@@ -623,25 +601,15 @@ def _sum_rows(_context, lanes, v, chunk, rows):  # type: ignore[no-untyped-def]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         lanes, v, chunk, rows = arguments
-        index, row_of = ir.IntType(64), ir.VectorType(ir.FloatType(), _LANES)
+        row_of = ir.VectorType(_NUMBER, _LANES)
 
-        def at(address: Any, row: Any) -> Any:
-            offset = builder.mul(row, index(4 * _LANES))
-            return builder.inttoptr(builder.add(address, offset), row_of.as_pointer())
+        def turn(row: Any, held: list[Any]) -> list[Any]:
+            a, b = (builder.load(_at(builder, of, row, 4 * _LANES, row_of), align=4) for of in (v, chunk))
+            return [builder.fadd(held[0], builder.fmul(a, b))]
 
-        held = builder.load(at(lanes, index(0)), align=4)
-        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        row, total = builder.phi(index), builder.phi(row_of)
-        product = builder.fmul(builder.load(at(v, row), align=4), builder.load(at(chunk, row), align=4))
-        added, following = builder.fadd(total, product), builder.add(row, index(1))
-        for phi, first, later in ((row, index(0), following), (total, held, added)):
-            phi.add_incoming(first, before)
-            phi.add_incoming(later, loop)
-        builder.cbranch(builder.icmp_signed("<", following, rows), loop, after)
-        builder.position_at_end(after)
-        builder.store(added, at(lanes, index(0)), align=4)
+        place = builder.inttoptr(lanes, row_of.as_pointer())
+        [total] = _loop(builder, [builder.load(place, align=4)], rows, 1, turn)
+        builder.store(total, place, align=4)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), generate
@@ -692,14 +660,6 @@ def _fold_span(sums, span, units, x, start):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _add_rows(out, rows):  # type: ignore[no-untyped-def]
-    """out += the rows, one after the other."""
-    for row in range(len(rows)):
-        for i in range(out.size):
-            out[i] += rows[row, i]
-
-
-@njit(cache=True)
 def _project_run(sums, tasks, units, x, start, from_span, first=0):  # type: ignore[no-untyped-def]
     """Some tasks: each is a span of a fold, or a span and a group of directions."""
     groups = (sums.shape[1] + _GROUP - 1) // _GROUP
@@ -733,28 +693,16 @@ def _fill_element_words(out, domain, k, key0, key1, start):  # type: ignore[no-u
     _copy(out, ordered[start - 4 * first :], out.size)
 
 
-def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDArray[np.uint32]:
-    """One random 32-bit word for each of the elements start..stop."""
-    out = np.empty(stop - start, dtype=np.uint32)
-    key0, key1 = split_seed(seed)
-    _fill_element_words(out, int(domain), k, _L(key0), _L(key1), start)
-    return out
-
-
 @njit(cache=True)
 def _draw_brain(out, values, words, count):  # type: ignore[no-untyped-def]
-    """bfloat16 bits of floor(value / spacing + word / 2**32) * spacing, in whole numbers.
-
-    Of a word the upper 16 bits decide: what is added to a magnitude whose last 16 bits are cut off then, or, below
-    zero, their complement. A zero has no sign.
-    """
-    for i in range(count):
+    """bfloat16 bits of floor(value / spacing + word / 2**32) * spacing, in whole numbers."""
+    for i in range(count):  # the word's upper half is added to the magnitude, below zero its complement
         bits = _U(_as_int(values[i]))
         magnitude = _U(bits & _U(0x7FFFFFFF))
         sign = _U(bits >> _U(31))
         drawn = _U(_U(words[i] >> _U(16)) ^ _U(sign * _U(0xFFFF)))
         kept = _U(_U(magnitude + drawn) >> _U(16))
-        signed = _U(kept | _U(sign << _U(15))) if kept != _U(0) else _U(0)
+        signed = _U(kept | _U(sign << _U(15))) if kept != _U(0) else _U(0)  # a zero has no sign
         out[i] = np.uint16(_U(0x7FC0) if magnitude > _U(0x7F800000) else signed)
 
 
@@ -782,7 +730,7 @@ def _draw(out, values, half, domain, k, key0, key1, start):  # type: ignore[no-u
 
 
 def draw(out: NDArray[np.uint16], values: Floats, dtype: str, rounding: tuple[int, int], start: int) -> None:
-    """out = values rounded up or down, by the words of `element_words`."""
+    """out = values rounded up or down, by the words of elements start, start + 1, ..."""
     key0, key1 = split_seed(rounding[0])
     _draw(out, values, dtype == "float16", int(Domain.ROUNDING), rounding[1], _L(key0), _L(key1), start)
 
@@ -812,13 +760,8 @@ def _constants(spec: Spec, length: int) -> tuple[int, int, tuple[int, int], np.f
     return kind, int(domain), split_seed(spec.seed), mass, bound
 
 
-def prepare(parts: Sequence[Part], length: int) -> Prepared:
-    """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`."""
-    return prepare_steps([(parts, 1.0)], length)
-
-
 def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Prepared:
-    """Prepares (parts, scale) of each step in a block of `length` elements, for `move_steps`."""
+    """Prepares (parts, scale) of each step in a block of `length` elements, for `move`."""
     rows: list[Any] = []
     payload, ends = [np.zeros(0, np.float32)], []
     position = 0
@@ -841,22 +784,10 @@ def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) ->
     return Prepared(np.array(rows, dtype=_UNIT), np.concatenate(payload), np.array(ends), scales)
 
 
-def combine(prepared: Prepared, start: int, stop: int) -> Floats:
-    """The sum of all parts over elements start..stop, added up term by term in their order."""
-    out = np.zeros(stop - start, dtype=np.float32)
-    move(out, out, "float32", prepared, 1.0, start)
-    return out
-
-
 def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
-    """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
+    """out = round(source + scale * sum), where source holds elements start, start + 1, ...; steps in one pass."""
     act = _move_run if len(out) <= _RUN else _move  # threads would take longer to start
     act(bits(out, dtype), bits(source, dtype), start, tuple(prepared), _F(scale))
-
-
-def move_steps(out: Stored, dtype: str, prepared: Prepared, start: int) -> None:
-    """`move` in place for one step after the other, each rounded, in one pass over the weights."""
-    move(out, out, dtype, prepared, 1.0, start)
 
 
 def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
@@ -871,16 +802,9 @@ def _multiply(
     """Returns x times the transpose of what `move` makes of `source`, plus bias: shape (n, rows).
 
     There is never more of that matrix than a slab for each thread. The sums are taken column after column with fused
-    multiply-adds, whatever the number of threads. A tile is _ROWS rows of the matrix by up to _PANEL inputs.
-
-    Args:
-        x: inputs, shape (n, columns), C order.
-        source: float32 weights, shape (rows, columns), C order; columns are a multiple of 16.
-        bias: shape (rows,), added as it is, or None.
-        prepared: the sum of directions.
-        scale: multiplies it.
-        start: index of the first weight in the parameter vector.
-        room: gives memory for as many numbers as asked for; what it held is lost.
+    multiply-adds, whatever the number of threads. `x` has shape (n, columns), `source` (rows, columns), in C order;
+    columns are a multiple of 16; `bias`, of shape (rows,), is added as it is. `room` gives memory for as many numbers
+    as asked for; what it held is lost. The rest is as `move` takes it.
     """
     (count, columns), total, threads = x.shape, len(source), get_num_threads()
     rows = _ROWS * min(_MOST, max(_LEAST, _SLAB // columns // _ROWS))
@@ -922,8 +846,7 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
         for from_span in range(0, spans, wave):
             sums = np.zeros((min(wave, spans - from_span), width), dtype=np.float32)
             act(sums, len(sums), units, x, start, start // _SPAN + from_span)
-            _add_rows(folded, sums)
-        column = np.zeros(spec.tile)
-        _add_rows(column, folded.reshape(-1, spec.tile))
-        columns.append(column)
+            for row in sums:
+                folded += row
+        columns.append(reference.sum_in_order(folded.reshape(-1, spec.tile), axis=0))
     return np.concatenate(columns) if columns else np.zeros(0)

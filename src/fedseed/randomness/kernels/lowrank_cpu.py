@@ -8,20 +8,17 @@ and columns are taken in tiles whose tables and sums stay in the caches; tiles a
 out without changing a bit. All in one file, as numba's cache does not notice a change in a function of another one.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
 from fedseed.randomness.kernels.cpu import fill_words, signed
-from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pair
+from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pairs, pairs_of
 from fedseed.randomness.kernels.reference import Floats, Spec
 from fedseed.randomness.matrices import Matrix
-from fedseed.randomness.stream import Domain, split_seed
+from fedseed.randomness.stream import Domain
 
-__all__ = ["as_records", "products", "signs", "total"]
+__all__ = ["products", "signs", "total"]
 
 _WIDTH = 2 * TILE  # numbers of a table's row: columns, or rows of a matrix in a projection
 _SUMS = 1 << (GROUP - 1)  # rows of a table
@@ -34,8 +31,6 @@ _FEW = 1 << 16  # elements up to which threads would take longer to start than t
 _WAVE = 1 << 22  # numbers that a projection keeps for tiles that are not added up yet
 _U = np.uint32
 
-_PAIR = np.dtype([("key0", "u8"), ("key1", "u8"), ("k", "i8"), ("j", "i8"), ("coefficient", "f4")])
-
 
 @njit(cache=True)
 def _rows(count):  # type: ignore[no-untyped-def]
@@ -45,19 +40,13 @@ def _rows(count):  # type: ignore[no-untyped-def]
     return room[skip : skip + count * _WIDTH].reshape(count, _WIDTH)
 
 
-def as_records(pairs: Sequence[Pair]) -> NDArray[Any]:
-    """Pairs as the compiled loops take them."""
-    rows = [(*split_seed(p.seed), p.k, p.j, p.coefficient) for p in pairs]
-    return np.array(rows, dtype=_PAIR)
-
-
 @njit(cache=True)
 def _fill_stream(out, pair, domain, start):  # type: ignore[no-untyped-def]
     """out[i]: bit e is the sign bit of element start + 32 i + e of u_j or w_j."""
     first = (pair.j << PLACE) + start
     at, blocks = first & 127, ((first & 127) + _WORD * out.size + 127) >> 7
     words = np.empty((4, blocks), np.uint32)
-    fill_words(words, blocks, first >> 7, domain, pair.k, pair.key0, pair.key1)
+    fill_words(words, blocks, first >> 7, domain, pair.k, pair.seed, pair.seed >> np.uint64(32))
     shift = at & 31
     for i in range(out.size):
         w = (at >> 5) + i
@@ -84,13 +73,13 @@ def _sign_all(words, pairs, domain, start):  # type: ignore[no-untyped-def]
         _sign_some(words, q, q + 1, pairs, domain, start)
 
 
-def _across(records: NDArray[Any], domain: Domain, start: int, count: int) -> NDArray[np.uint32]:
+def _across(pairs: Pairs, domain: Domain, start: int, count: int) -> NDArray[np.uint32]:
     """words[q, i]: bit t is the sign bit of element start + i of pair 32 q + t; zero where there is no such pair."""
-    words = np.empty((-(-len(records) // _WORD), count), dtype=np.uint32)
+    words = np.empty((-(-len(pairs) // _WORD), count), dtype=np.uint32)
     if len(words) < 2 or words.size <= _FEW // _WORD:
-        _sign_some(words, 0, len(words), records, int(domain), start)
+        _sign_some(words, 0, len(words), pairs, int(domain), start)
     else:
-        _sign_all(words, records, int(domain), start)
+        _sign_all(words, pairs, int(domain), start)
     return words
 
 
@@ -103,10 +92,10 @@ def _fill_along(words, pairs, domain, start, last):  # type: ignore[no-untyped-d
         words[:, f] = stream
 
 
-def _along(records: NDArray[Any], domain: Domain, start: int, count: int) -> NDArray[np.uint32]:
+def _along(pairs: Pairs, domain: Domain, start: int, count: int) -> NDArray[np.uint32]:
     """words[i, f]: bit e is the sign bit of element start + 32 i + e of pair f; zero from element start + count on."""
-    words = np.empty((-(-count // _WORD), len(records)), dtype=np.uint32)
-    _fill_along(words, records, int(domain), start, _U(0xFFFFFFFF >> (-count % _WORD)))
+    words = np.empty((-(-count // _WORD), len(pairs)), dtype=np.uint32)
+    _fill_along(words, pairs, int(domain), start, _U(0xFFFFFFFF >> (-count % _WORD)))
     return words
 
 
@@ -133,9 +122,9 @@ def _signed(words, coefficients):  # type: ignore[no-untyped-def]
     return out
 
 
-def signs(records: NDArray[Any], domain: Domain, start: int, count: int) -> Floats:
+def signs(pairs: Pairs, domain: Domain, start: int, count: int) -> Floats:
     """Signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count)."""
-    return _signed(_across(records, domain, start, count), np.ones(len(records), np.float32))
+    return _signed(_across(pairs, domain, start, count), np.ones(len(pairs), np.float32))
 
 
 @njit(cache=True)
@@ -229,17 +218,17 @@ def _fill_together(out, share, lefts, rights):  # type: ignore[no-untyped-def]
         _fill_some(out, task * share, min(len(out), (task + 1) * share), lefts, rights)
 
 
-def total(records: NDArray[Any], matrix: Matrix, first: int, last: int) -> Floats:
+def total(pairs: Pairs, matrix: Matrix, first: int, last: int) -> Floats:
     """The sum on rows first..last of a matrix, shape (last - first, columns)."""
-    out = (np.empty if len(records) else np.zeros)((last - first, matrix.columns), dtype=np.float32)
-    lefts = _across(records, Domain.LEFT, matrix.start + first, len(out))
-    rights = _across(records, Domain.RIGHT, matrix.start, matrix.columns + -matrix.columns % _WIDTH)
+    out = (np.empty if len(pairs) else np.zeros)((last - first, matrix.columns), dtype=np.float32)
+    lefts = _across(pairs, Domain.LEFT, matrix.start + first, len(out))
+    rights = _across(pairs, Domain.RIGHT, matrix.start, matrix.columns + -matrix.columns % _WIDTH)
     coefficients = np.zeros(len(rights) * _WORD, dtype=np.float32)
-    coefficients[: len(records)] = records["coefficient"]
-    if len(records) >= GROUP and len(out) >= _MANY:
+    coefficients[: len(pairs)] = pairs["coefficient"]
+    if len(pairs) >= GROUP and len(out) >= _MANY:
         _fill_by_table(out, _codes(lefts), rights, coefficients)
         return out
-    signed_rights = _signed(rights[:, : matrix.columns], coefficients[: len(records)])
+    signed_rights = _signed(rights[:, : matrix.columns], coefficients[: len(pairs)])
     if out.size <= _FEW:  # threads would take longer to start
         _fill_some(out, 0, len(out), lefts, signed_rights)
     else:
@@ -284,19 +273,16 @@ def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row:
     """<u_j w_j^T, x> for the pairs of directions from `first` on, on rows from `row` on (see the reference)."""
     if not count or not len(x):
         return np.zeros(count * spec.rank)
-    records = np.empty(count * spec.rank, dtype=_PAIR)
-    records["key0"], records["key1"] = split_seed(spec.seed)
-    records["k"], records["j"] = np.divmod(np.arange(len(records)), spec.rank)
-    records["k"] += first
-    codes = _codes(_along(records, Domain.RIGHT, matrix.start, matrix.columns))
-    out = np.zeros(len(records))
-    begin, end = row // _WIDTH, -(-(row + len(x)) // _WIDTH)  # pairs of tiles
-    wave = max(1, _WAVE // len(records) // 2)
-    for pair in range(begin, end, wave):
-        sums = np.empty((min(wave, end - pair), len(records), 2))
-        lefts = _along(records, Domain.LEFT, matrix.start + pair * _WIDTH, len(sums) * _WIDTH)
-        a, b = max(row, pair * _WIDTH), min(row + len(x), (pair + wave) * _WIDTH)
-        _products(sums, x[a - row : b - row], a, pair, codes, lefts)
+    pairs = pairs_of(spec, np.arange(first, first + count))
+    codes = _codes(_along(pairs, Domain.RIGHT, matrix.start, matrix.columns))
+    out = np.zeros(len(pairs))
+    begin, end = row // _WIDTH, -(-(row + len(x)) // _WIDTH)  # two tiles each
+    wave = max(1, _WAVE // len(pairs) // 2)
+    for two in range(begin, end, wave):
+        sums = np.empty((min(wave, end - two), len(pairs), 2))
+        lefts = _along(pairs, Domain.LEFT, matrix.start + two * _WIDTH, len(sums) * _WIDTH)
+        a, b = max(row, two * _WIDTH), min(row + len(x), (two + wave) * _WIDTH)
+        _products(sums, x[a - row : b - row], a, two, codes, lefts)
         for first_tile, second_tile in sums.transpose(0, 2, 1):
             out += first_tile
             out += second_tile

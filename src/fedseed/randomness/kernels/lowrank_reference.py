@@ -12,14 +12,14 @@ term, and the groups one after the other. (A table of the 2^8 sums of a group th
 
 from collections.abc import Sequence
 from math import sqrt
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.randomness.kernels import reference
 from fedseed.randomness.kernels.reference import Floats, Part, Spec
-from fedseed.randomness.matrices import Matrices, Matrix
+from fedseed.randomness.matrices import Matrix
 from fedseed.randomness.stream import Domain
 
 GROUP = 8  # pairs of a group, and columns of a group in a projection
@@ -27,41 +27,26 @@ TILE = 16  # rows whose products a projection adds up before it adds them to the
 PLACE = 44  # elements of u_j begin at j 2^44
 
 
-class Pair(NamedTuple):
-    """coefficient * u_j w_j^T."""
-
-    seed: int
-    k: int
-    j: int
-    coefficient: np.float32
+Pairs = NDArray[Any]  # coefficient * u_j w_j^T each
+PAIR = np.dtype([("seed", "u8"), ("k", "i8"), ("j", "i8"), ("coefficient", "f4")])
 
 
-def pairs(parts: Sequence[Part]) -> list[Pair]:
+def pairs_of(spec: Spec, directions: Any, coefficients: Any = 1.0) -> Pairs:
+    """The pairs of some directions, each of which has one coefficient for all of its pairs."""
+    found = np.empty((spec.rank, len(directions)), dtype=PAIR)
+    found["seed"], found["k"], found["j"] = spec.seed, directions, np.arange(spec.rank)[:, None]
+    found["coefficient"] = coefficients
+    return found.T.reshape(-1)
+
+
+def pairs(parts: Sequence[Part]) -> Pairs:
     """All pairs of a sum that are not multiplied by zero, in order."""
-    found = []
+    found = [np.empty(0, dtype=PAIR)]
     for spec, first, coefficients in parts:
         scaled = np.asarray(coefficients, dtype=np.float32) * np.float32(1 / sqrt(spec.rank))
-        for i in np.flatnonzero(scaled):
-            found += [Pair(spec.seed, first + int(i), j, scaled[i]) for j in range(spec.rank)]
-    return found
-
-
-def on_vectors(parts: Sequence[Part]) -> list[Part]:
-    """What the sum is on tensors of one dimension."""
-    return [Part(Spec("rademacher", p.spec.seed, 1), p.first, p.coefficients) for p in parts]
-
-
-def matrices_of(parts: Sequence[Part]) -> Matrices:
-    """The matrices that a sum of low-rank directions lies on.
-
-    Raises:
-        ValueError: the matrices are not known or not the same.
-    """
-    found = {p.spec.matrices for p in parts}
-    matrices = found.pop() if len(found) == 1 else None
-    if matrices is None:
-        raise ValueError("a sum of lowrank directions: all of them on the same tensors, whose shapes are needed")
-    return matrices
+        used = np.flatnonzero(scaled)
+        found.append(pairs_of(spec, first + used, scaled[used]))
+    return np.concatenate(found)
 
 
 def factor(seed: int, domain: Domain, k: int, j: int, start: int, count: int) -> Floats:
@@ -70,28 +55,23 @@ def factor(seed: int, domain: Domain, k: int, j: int, start: int, count: int) ->
     return reference.signs(seed, domain, k, first, first + count)
 
 
-def signs(records: Sequence[Pair], domain: Domain, start: int, count: int) -> Floats:
+def signs(pairs: Pairs, domain: Domain, start: int, count: int) -> Floats:
     """Signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count)."""
-    rows = [factor(seed, domain, k, j, start, count) for seed, k, j, _ in records]
+    rows = [factor(seed, domain, k, j, start, count) for seed, k, j, _ in pairs.tolist()]
     return np.stack(rows) if rows else np.zeros((0, count), dtype=np.float32)
 
 
-def total(records: Sequence[Pair], matrix: Matrix, first: int, last: int) -> Floats:
+def total(pairs: Pairs, matrix: Matrix, first: int, last: int) -> Floats:
     """The sum on rows first..last of a matrix, shape (last - first, columns)."""
     out = np.zeros((last - first, matrix.columns), dtype=np.float32)
-    for begin in range(0, len(records), GROUP):
+    for begin in range(0, len(pairs), GROUP):
         group = np.zeros_like(out)
-        for seed, k, j, coefficient in records[begin : begin + GROUP]:
+        for seed, k, j, coefficient in pairs[begin : begin + GROUP].tolist():
             u = factor(seed, Domain.LEFT, k, j, matrix.start, matrix.rows)[first:last]
             w = factor(seed, Domain.RIGHT, k, j, matrix.start, matrix.columns)
             group += u[:, None] * (coefficient * w)  # exact: signs
         out += group
     return out
-
-
-def as_records(pairs: Sequence[Pair]) -> Sequence[Pair]:
-    """Pairs as `total` takes them."""
-    return pairs
 
 
 def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row: int) -> NDArray[np.float64]:

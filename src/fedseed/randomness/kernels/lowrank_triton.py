@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pair
+from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pairs, pairs_of
 from fedseed.randomness.kernels.reference import Job, Spec
 from fedseed.randomness.kernels.triton import (
     DTYPES,
@@ -36,7 +36,7 @@ from fedseed.randomness.kernels.triton import (
     write,
 )
 from fedseed.randomness.matrices import Matrix
-from fedseed.randomness.stream import Domain, split_seed
+from fedseed.randomness.stream import Domain
 
 _COUNT, _LANES = tl.constexpr(GROUP), tl.constexpr(TILE)
 _ELEMENTS = 256  # elements whose signs a program of `_fill` makes
@@ -154,17 +154,15 @@ def _down(out, y, lefts, row, rows, count, PAIRS: tl.constexpr):  # type: ignore
 class Records:
     """Pairs as the kernels take them."""
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        self.count = len(pairs)
-        rows = [(*(int_bits(word, np.uint32) for word in split_seed(p.seed)), p.k, p.j << PLACE) for p in pairs]
-        self.numbers = np.array(rows or [(0, 0, 0, 0)], dtype=np.int64).reshape(-1)
+    def __init__(self, pairs: Pairs) -> None:
+        self.count, self.groups = len(pairs), _groups(pairs)
+        rows = np.zeros((max(1, self.count), 4), dtype=np.int64)
+        seed, place = pairs["seed"], pairs["j"] << PLACE
+        rows[: self.count, 0], rows[: self.count, 1] = seed & 0xFFFFFFFF, seed >> 32
+        rows[: self.count, 2], rows[: self.count, 3] = pairs["k"], place
+        self.numbers = rows.reshape(-1)
         self.coefficients = np.zeros(self.groups * GROUP, dtype=np.float32)
-        self.coefficients[: self.count] = [p.coefficient for p in pairs]
-
-    @property
-    def groups(self) -> int:
-        """The number of groups of eight."""
-        return -(-self.count // GROUP)
+        self.coefficients[: self.count] = pairs["coefficient"]
 
     def patterns(self, domain: Domain, start: int, count: int, device: torch.device) -> torch.Tensor:
         """Signs of elements start, start + 1, ..., eight pairs to a byte: shape (groups, count)."""
@@ -173,7 +171,9 @@ class Records:
         return out.view(self.groups, count)
 
 
-as_records = Records
+def _groups(pairs: Pairs) -> int:
+    """Returns the number of groups of eight."""
+    return -(-len(pairs) // GROUP)
 
 
 def _filled(rows: Sequence[tuple[int, ...]], pairs: torch.Tensor, out: torch.Tensor) -> None:
@@ -187,18 +187,15 @@ def _filled(rows: Sequence[tuple[int, ...]], pairs: torch.Tensor, out: torch.Ten
 def move_all(
     jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, rounding: tuple[int, int] | None = None
 ) -> None:
-    """out = round(source + scale * sum) for runs of matrices: two launches for all, but for those of other dtypes.
+    """`structured.Kernels.move_all` on matrices: two launches for all of a dtype.
 
-    Args:
-        jobs: a run (whose `prepared` are records), the matrix it lies on, and which of its rows it touches.
-        scale: multiplies the sums.
-        rounding: as `fedseed.randomness.kernels.triton.move_all` takes it.
+    A job is a run (whose `prepared` are pairs), the matrix it lies on, and which of its rows it touches.
     """
     groups: dict[tuple[torch.device, str], list[tuple[Job, Matrix, int, int]]] = {}
     for job in jobs:
         wave = groups.setdefault((job[0].out.device, job[0].dtype), [])
         wave.append(job)
-        if sum(one.prepared.groups * (last - first + m.columns) for one, m, first, last in wave) > SCRATCH:
+        if sum(_groups(one.prepared) * (last - first + m.columns) for one, m, first, last in wave) > SCRATCH:
             _move_wave(groups.pop((job[0].out.device, job[0].dtype)), scale, rounding)
     for wave in groups.values():
         _move_wave(wave, scale, rounding)
@@ -207,11 +204,13 @@ def move_all(
 def _move_wave(jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, rounding: tuple[int, int] | None) -> None:
     first_job = jobs[0][0]
     device, dtype = first_job.out.device, DTYPES[first_job.dtype]
-    numbers, pairs_at = joined([job.prepared.numbers for job, *_ in jobs])
-    coefficients, coefficients_at = joined([job.prepared.coefficients for job, *_ in jobs])
+    by_pairs = {id(job.prepared): job.prepared for job, *_ in jobs}
+    made = {name: Records(pairs) for name, pairs in by_pairs.items()}
+    numbers, pairs_at = joined([records.numbers for records in made.values()])
+    coefficients, coefficients_at = joined([records.coefficients for records in made.values()])
     fills, sums, programs, held = [], [], [], 0
     for job, matrix, first, last in jobs:
-        records, rows = job.prepared, last - first
+        records, rows = made[id(job.prepared)], last - first
         pairs, own = pairs_at[id(records.numbers)], coefficients_at[id(records.coefficients)]
         right = held + records.groups * rows
         fills.append((pairs, records.count, rows, matrix.start + first, int(Domain.LEFT), held))
@@ -233,12 +232,12 @@ def _move_wave(jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, round
     )  # fmt: skip
 
 
-def signs(records: Records, domain: Domain, start: int, count: int, device: torch.device | None = None) -> torch.Tensor:
+def signs(pairs: Pairs, domain: Domain, start: int, count: int, device: torch.device | None = None) -> torch.Tensor:
     """Signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count), float32."""
-    patterns = records.patterns(domain, start, count, device or default_device())
+    patterns = Records(pairs).patterns(domain, start, count, device or default_device())
     places = torch.arange(GROUP, dtype=torch.uint8, device=patterns.device)
     bits = (patterns[:, None] >> places[:, None]) & 1
-    return 1 - 2 * bits.reshape(-1, count)[: records.count].float()
+    return 1 - 2 * bits.reshape(-1, count)[: len(pairs)].float()
 
 
 def products(
@@ -247,8 +246,7 @@ def products(
     """<u_j w_j^T, x> for the pairs of directions from `first` on, on rows from `row` on (see the reference)."""
     if not isinstance(x, torch.Tensor):
         x = torch.from_numpy(np.require(x, dtype=np.float32, requirements=["C", "W"]))
-    one = np.float32(1)
-    records = Records([Pair(spec.seed, first + i, j, one) for i in range(count) for j in range(spec.rank)])
+    records = Records(pairs_of(spec, np.arange(first, first + count)))
     if not records.count or not len(x):
         return np.zeros(records.count)
     device = x.device if x.is_cuda else default_device()

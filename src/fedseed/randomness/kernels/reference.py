@@ -4,7 +4,7 @@ Every other implementation gives the same bits as this one (`tests/randomness/te
 `Spec`, which names the basis without depending on it, and work on one run of elements [start, stop) of the
 parameter vector, counted from the vector's beginning. `length` is the size of the block the run belongs to.
 
-Sums of directions are given as `Part`s and prepared once (`prepare`), then used on any number of runs of a block.
+Sums of directions are given as `Part`s and prepared once (`prepare_steps`), then used on any number of runs of a block.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.randomness import entries, truncation
+from fedseed.randomness import entries
 from fedseed.randomness.matrices import Matrices
 from fedseed.randomness.stream import Domain, words
 
@@ -68,9 +68,9 @@ class Operand(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """Parts ready for use in a block of `length` elements. Other implementations have their own form."""
+    """Steps ready for use in a block of `length` elements. Other implementations have their own form."""
 
-    parts: tuple[Part, ...]
+    steps: Sequence[tuple[Sequence[Part], float]]
     length: int
 
 
@@ -108,11 +108,11 @@ def _normal(block_words: NDArray[np.uint32]) -> Floats:
 
 def truncated_normal_constants(length: int) -> tuple[np.float32, np.float32]:
     """Returns (erf(a / sqrt 2), a) in single precision, a rounded towards zero so that no entry exceeds 1/sqrt(d)."""
-    exact = truncation.bound(length)
+    exact = entries.bound(length)
     bound = np.float32(exact)
     if float(bound) > exact:
         bound = np.nextafter(bound, np.float32(0))
-    return np.float32(truncation.central_mass(length)), bound
+    return np.float32(entries.central_mass(length)), bound
 
 
 def _truncated_normal(block_words: NDArray[np.uint32], length: int) -> Floats:
@@ -186,42 +186,46 @@ def hadamard_tables(tile: int, first: int, coefficients: Floats) -> list[tuple[i
     return tables
 
 
-def prepare(parts: Sequence[Part], length: int) -> Prepared:
-    """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`."""
-    return Prepared(tuple(parts), length)
+def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Prepared:
+    """Prepares (parts, scale) of each step in a block of `length` elements, for `move`."""
+    return Prepared(steps, length)
 
 
-def combine(prepared: Prepared, start: int, stop: int) -> Floats:
+def combine(parts: Sequence[Part], length: int, start: int, stop: int) -> Floats:
     """Returns the sum of all parts over elements start..stop, added up term by term in their order.
 
     Directions with coefficient zero are skipped. The directions of a `hadamard` part that share a basis number make
     one term, D * tile(H^T c).
     """
     total = np.zeros(stop - start, dtype=np.float32)
-    for spec, first, coefficients in prepared.parts:
+    for spec, first, coefficients in parts:
         if spec.name == "hadamard":
             column = np.arange(start, stop) % spec.tile
             for number, table in hadamard_tables(spec.tile, first, coefficients):
-                total += _unstructured(spec, number, start, stop, prepared.length) * table[column]
+                total += _unstructured(spec, number, start, stop, length) * table[column]
             continue
         for j, coefficient in enumerate(coefficients):
             if coefficient != 0:
-                total += coefficient * _unstructured(spec, first + j, start, stop, prepared.length)
+                total += coefficient * _unstructured(spec, first + j, start, stop, length)
     return total
 
 
 def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
     """Sets out = round(source + scale * sum), all operations in single precision, rounded to the dtype at the end.
 
+    Further steps are added to what the one before has left.
+
     Args:
         out: where the result goes, 1-D; may be `source`. 16-bit dtypes are given as their bits (uint16).
         source: elements start, start + 1, ... of the weights.
         dtype: "float32", "bfloat16" or "float16".
-        prepared: the sum of directions.
-        scale: multiplies it.
+        prepared: the sums of directions, and their own scales.
+        scale: multiplies these.
         start: index of the first element in the parameter vector.
     """
-    add_sums(out, source, dtype, combine(prepared, start, start + len(source)), scale)
+    for parts, own in prepared.steps:
+        add_sums(out, source, dtype, combine(parts, prepared.length, start, start + len(source)), scale * own)
+        source = out
 
 
 def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
@@ -309,7 +313,7 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
             for a, b in spans:
                 products = _unstructured(spec, number, a, b, length) * x[a - start : b - start]
                 folded += sum_in_order(_aligned(products, a, width).reshape(-1, width), axis=0)
-            columns.append(fold_columns(folded, spec.tile))
+            columns.append(sum_in_order(folded.reshape(-1, spec.tile), axis=0))  # those that a tile puts together
         return np.concatenate(columns) if columns else np.zeros(0)
     result = np.zeros(count, dtype=np.float64)
     for j in range(count):
@@ -319,11 +323,6 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
             lanes = sum_in_order(rows, axis=1).astype(np.float64)
             result[j] += sum_in_order(sum_in_order(lanes, axis=1), axis=0)
     return result
-
-
-def fold_columns(folded: NDArray[np.float64], tile: int) -> NDArray[np.float64]:
-    """Returns sums over columns that a tile of B puts in the same place, added one after the other."""
-    return sum_in_order(folded.reshape(-1, tile), axis=0)
 
 
 def project_finish(spec: Spec, first: int, count: int, sums: NDArray[np.float64]) -> Floats:

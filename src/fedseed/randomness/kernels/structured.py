@@ -20,13 +20,17 @@ FEW_PIECE = 1 << 17  # for a few: their sums are no work, so they should not lea
 FEW = 16
 
 
+def _on_vectors(spec: Spec) -> Spec:
+    """What low-rank directions are on tensors of one dimension."""
+    return Spec("rademacher", spec.seed, 1)
+
+
 class Sum(NamedTuple):
     """A prepared sum of low-rank directions."""
 
     matrices: Matrices
     vectors: Any  # what it is on tensors of one dimension, as the flat kernels prepared it
-    records: Any  # what it is on matrices, as the implementation takes it
-    piece: int  # elements of a matrix to work on at a time
+    pairs: plain.Pairs  # what it is on matrices
 
 
 class Kernels:
@@ -50,11 +54,12 @@ class Kernels:
     def prepare(self, parts: Sequence[Part], length: int) -> Any:
         """Prepares a sum of directions of one kind, in a block of `length` elements, for `combine` and `move`."""
         if not parts or parts[0].spec.name != "lowrank":
-            return self._flat.prepare(parts, length)
-        pairs = plain.pairs(parts)
-        vectors = self._flat.prepare(plain.on_vectors(parts), length)
-        piece = FEW_PIECE if len(pairs) <= FEW else PIECE
-        return Sum(plain.matrices_of(parts), vectors, self._low.as_records(pairs), piece)
+            return self._flat.prepare_steps([(parts, 1.0)], length)
+        matrices = parts[0].spec.matrices
+        if matrices is None or any(part.spec.matrices is not matrices for part in parts):
+            raise ValueError("a sum of lowrank directions: all of them on the same tensors, whose shapes are needed")
+        on_vectors = [Part(_on_vectors(part.spec), part.first, part.coefficients) for part in parts]
+        return Sum(matrices, self._flat.prepare_steps([(on_vectors, 1.0)], length), plain.pairs(parts))
 
     def direction(self, spec: Spec, k: int, start: int, stop: int, length: int) -> Any:
         """Elements start..stop of direction k."""
@@ -67,16 +72,10 @@ class Kernels:
         if self.TENSORS:
             out = self._flat.empty(stop - start)
             self.move_all([Job(out, out, "total", prepared, start)], 1.0)
-            return out
-        if not isinstance(prepared, Sum):
-            return self._flat.combine(prepared, start, stop)
-        parts = []
-        for run in prepared.matrices.cut(start, stop):
-            if not run.matrix.columns:
-                parts.append(self._flat.combine(prepared.vectors, start + run.lo, start + run.hi))
-            else:
-                parts += [sums for _, _, sums in self._sums(prepared, run, start)]
-        return np.concatenate([np.zeros(0, dtype=np.float32), *parts])
+        else:
+            out = np.zeros(stop - start, dtype=np.float32)
+            self.move(out, out, "float32", prepared, 1.0, start)
+        return out
 
     def signs(self, spec: Spec, directions: Sequence[int], domain: Domain, start: int, count: int, *device: Any) -> Any:
         """Signs start, start + 1, ... that low-rank directions are made of, shape (directions, rank, count).
@@ -89,89 +88,66 @@ class Kernels:
             count: how many signs.
             device: where to make them, for kernels that work on tensors.
         """
-        one = np.float32(1)
-        pairs = [plain.Pair(spec.seed, k, j, one) for k in directions for j in range(spec.rank)]
-        made = self._low.signs(self._low.as_records(pairs), domain, start, count, *device)
+        made = self._low.signs(plain.pairs_of(spec, directions), domain, start, count, *device)
         return made.reshape(len(directions), spec.rank, count)
-
-    def _sums(self, prepared: Sum, run: Run, start: int) -> Any:
-        """(lo, hi, sums) for pieces of a run on a matrix, counted as the run's own ends are."""
-        first, last = run.rows(start)
-        step = max(1, prepared.piece // run.matrix.columns)
-        for a in range(first, last, step):
-            b = min(last, a + step)
-            sums = self._low.total(prepared.records, run.matrix, a, b).reshape(-1)
-            begin = run.matrix.start + a * run.matrix.columns - start  # of the first of these rows
-            lo, hi = max(run.lo, begin), min(run.hi, begin + len(sums))
-            yield lo, hi, sums[lo - begin : hi - begin]
 
     def move(self, out: Any, source: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
         """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
-        if self.TENSORS:
-            self.move_all([Job(out, source, dtype, prepared, start)], scale)
-        elif not isinstance(prepared, Sum):
-            self._flat.move(out, source, dtype, prepared, scale, start)
-        else:
-            for run in prepared.matrices.cut(start, start + len(source)):
-                if not run.matrix.columns:
-                    to, own = out[run.lo : run.hi], source[run.lo : run.hi]
-                    self._flat.move(to, own, dtype, prepared.vectors, scale, start + run.lo)
-                    continue
-                for lo, hi, sums in self._sums(prepared, run, start):
-                    self._flat.add_sums(out[lo:hi], source[lo:hi], dtype, sums, scale)
+        self.move_all([Job(out, source, dtype, prepared, start)], scale)
 
     def move_all(self, jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None = None) -> None:
         """`move` for each job, in as few launches as there can be.
 
         Args:
             jobs: what to move. For kernels that take tensors the dtype may be "total": the sum itself, in float32.
-            scale: multiplies the sums, but for those of several steps (`prepare_steps`), which have their own.
+            scale: multiplies the sums.
             rounding: round stochastically, by these seed and step of the shared stream; only for kernels that take
                 tensors. None: to nearest.
         """
-        if not self.TENSORS:
-            for job in jobs:
-                self.move(*job[:4], scale, job.start)
-            return
         flat, on_matrices = [], []
         for job in jobs:
-            if not isinstance(job.prepared, Sum):
+            if isinstance(job.prepared, list):
+                self._move_steps(job, scale)
+            elif not isinstance(job.prepared, Sum):
                 flat.append(job)
-                continue
-            for run in job.prepared.matrices.cut(job.start, job.start + len(job.source)):
-                columns, start = run.matrix.columns, job.start + run.lo
-                own = Job(
-                    job.out[run.lo : run.hi], job.source[run.lo : run.hi], job.dtype,
-                    job.prepared.records if columns else job.prepared.vectors, start,
-                )  # fmt: skip
-                if columns:
-                    on_matrices.append((own, run.matrix, *run.rows(job.start)))
-                else:
-                    flat.append(own)
-        self._flat.move_all(flat, scale, rounding)
-        self._low.move_all(on_matrices, scale, rounding)
+            else:
+                for run in job.prepared.matrices.cut(job.start, job.start + len(job.source)):
+                    out, source, start = job.out[run.lo : run.hi], job.source[run.lo : run.hi], job.start + run.lo
+                    if run.matrix.columns:
+                        own = Job(out, source, job.dtype, job.prepared.pairs, start)
+                        on_matrices.append((own, run.matrix, *run.rows(job.start)))
+                    else:
+                        flat.append(Job(out, source, job.dtype, job.prepared.vectors, start))
+        if self.TENSORS:
+            self._flat.move_all(flat, scale, rounding)
+            self._low.move_all(on_matrices, scale, rounding)
+            return
+        for job in flat:
+            self._flat.move(*job[:4], scale, job.start)
+        for job, matrix, first, last in on_matrices:
+            step = max(1, (FEW_PIECE if len(job.prepared) <= FEW else PIECE) // matrix.columns)
+            for a in range(first, last, step):
+                sums = self._low.total(job.prepared, matrix, a, min(last, a + step)).reshape(-1)
+                begin = matrix.start + a * matrix.columns - job.start  # of the first of these rows in the run
+                lo, hi = max(0, begin), min(len(job.out), begin + len(sums))
+                sums = sums[lo - begin : hi - begin]
+                self._flat.add_sums(job.out[lo:hi], job.source[lo:hi], job.dtype, sums, scale)
+
+    def _move_steps(self, job: Job, scale: float) -> None:
+        """Adds one step after the other, in pieces that stay in a CPU's cache."""
+        piece = max(1, len(job.out)) if self.TENSORS else FEW_PIECE
+        for lo in range(0, len(job.out), piece):
+            out, source = job.out[lo : lo + piece], job.source[lo : lo + piece]
+            for prepared, own in job.prepared:
+                self.move(out, source, job.dtype, prepared, scale * own, job.start + lo)
+                source = out
 
     def prepare_steps(self, steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Any:
-        """Prepares (parts, scale) of each step in a block of `length` elements, for `move_steps`."""
-        in_one_pass = getattr(self._flat, "prepare_steps", None)
+        """Prepares (parts, scale) of each step in a block of `length` elements; `move` rounds after each step."""
         names = {part.spec.name for parts, _ in steps for part in parts}
-        if in_one_pass is not None and "lowrank" not in names and (len(names) < 2 or not self.TENSORS):
-            return in_one_pass(steps, length)
+        if "lowrank" not in names and (len(names) < 2 or not self.TENSORS):
+            return self._flat.prepare_steps(steps, length)
         return [(self.prepare(parts, length), scale) for parts, scale in steps]
-
-    def move_steps(self, out: Any, dtype: str, prepared: Any, start: int) -> None:
-        """`move` in place for one step after the other, each rounded."""
-        if not isinstance(prepared, list):
-            if self.TENSORS:
-                self.move(out, out, dtype, prepared, 1.0, start)  # each step has a scale of its own
-            else:
-                self._flat.move_steps(out, dtype, prepared, start)
-            return
-        piece = max(1, len(out)) if self.TENSORS else FEW_PIECE  # which stays in a CPU's cache
-        for lo in range(0, len(out), piece):
-            part = out[lo : lo + piece]
-            for sums, scale in prepared:
-                self.move(part, part, dtype, sums, scale, start + lo)
 
     def project(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Floats:
         """Inner products of x, which begins at element `start`, with directions."""
@@ -185,16 +161,16 @@ class Kernels:
         """
         if spec.name != "lowrank":
             return self._flat.project_sums(spec, first, count, x, start, length)
-        vectors = Spec("rademacher", spec.seed, 1)
+        assert spec.matrices is not None
         sums = np.zeros(count)
-        for run in plain.matrices_of([Part(spec, first, np.zeros(0, np.float32))]).cut(start, start + len(x)):
+        for run in spec.matrices.cut(start, start + len(x)):
             values, at = x[run.lo : run.hi], start + run.lo
             if run.matrix.columns:
                 row, whole = self._whole_rows(run, start, values)
                 pairs = self._low.products(spec, first, count, run.matrix, whole, row).reshape(count, spec.rank)
                 sums += sum_in_order(pairs, axis=1) * (1 / sqrt(spec.rank))
             else:
-                own = self._flat.project_sums(vectors, first, count, values, at, length)
+                own = self._flat.project_sums(_on_vectors(spec), first, count, values, at, length)
                 sums += own.cpu().numpy() if self.TENSORS else own
         return sums
 

@@ -22,7 +22,7 @@ Triton's interpreter runs all of it without a GPU: TRITON_INTERPRET=1, set befor
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,7 +65,6 @@ _TILE = {0: 1024, 1: 1024, 2: 8192, 3: 4096}  # the same, by kind
 _COLUMNS = 1024  # columns that a program of `_fold` works on
 _DIRECTIONS = 128  # directions that a program of `_products` works on: one a thread
 SCRATCH = 1 << 24  # sums that a projection keeps between two launches at most, or those of one run: 128 MiB
-_NAN = C(0x7FC00000)  # of a step that has the launch's scale
 _ROUNDING = C(int(Domain.ROUNDING))
 _ROW = C(7)  # numbers in a unit: key (two words), number, mass, bound, payload from, to
 # numbers in a row of a table of jobs, after the first program's
@@ -320,8 +319,8 @@ def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[n
     steps = tl.load(prepared)
     for step in range(steps):
         units = prepared + tl.load(prepared + 1 + 2 * step)
-        own = tl.load(prepared + 2 + 2 * step)
-        scale = tl.where(own == _NAN, scale_bits, own).to(tl.float32, bitcast=True)
+        own = tl.load(prepared + 2 + 2 * step).to(tl.float32, bitcast=True)  # this one, or the launch's, is 1
+        scale = scale_bits.to(tl.float32, bitcast=True) * own
         t0, t1, t2, t3 = none, none, none, none
         for u in range(tl.load(units)):
             unit = units + 1 + _ROW * u
@@ -595,13 +594,8 @@ def _about(spec: Spec, number: int, length: int) -> list[int]:
     return [*(int_bits(word, np.uint32) for word in words), *map(int_bits, limits)]
 
 
-def prepare(parts: Sequence[Part], length: int) -> Prepared:
-    """Prepares a sum of directions of one kind, in a block of `length` elements, for `combine` and `move`."""
-    return prepare_steps([(parts, np.nan)], length)  # `move` says the scale
-
-
 def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Prepared:
-    """Prepares (parts of one kind, scale) of each step in a block of `length` elements, for `move_steps`."""
+    """Prepares (parts of one kind, scale) of each step in a block of `length` elements, for `move_all`."""
     kind = _KINDS[next((part.spec.name for parts, _ in steps for part in parts), "rademacher")]
     units = [_units(kind, parts, length) for parts, _ in steps]
     head, at = [len(steps)], 1 + 2 * len(steps)
@@ -657,15 +651,9 @@ def joined(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], dict[int, int]
 
 
 def move_all(jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None = None) -> None:
-    """`move` for each job, one launch for all of a dtype and kind; "total" for a dtype: the sum itself, in float32.
+    """`structured.Kernels.move_all` but for matrices: one launch for all of a dtype and kind.
 
-    Args:
-        jobs: what to move; tensors are contiguous.
-        scale: multiplies sums of one step; those of several have scales of their own.
-        rounding: round stochastically, by these seed and step of the shared stream; None: to nearest.
-
-    Raises:
-        ValueError: a tensor has gaps in memory.
+    Raises ValueError if a tensor has gaps in memory.
     """
     groups: dict[tuple[torch.device, str, int], list[Job]] = {}
     for job in jobs:
@@ -797,7 +785,8 @@ def _project_wave(
         spans_up.add(spans, target.width)
         if folds:  # small tables lie side by side
             folded.add(target.width // spec.tile, spec.tile)
-        runs_up.add_to(target.to, spec.tile if folds else target.width)
+    for target, own in groupby(target for target, _ in wave):
+        runs_up.add(len(list(own)), spec.tile if folds else target.width, target.to)
     sums = torch.empty(chunks_up.held if split else spans_up.held, dtype=torch.float64, device=device)
     for (a, b), (rows, programs) in products.items():
         table, grid = table_of(rows, programs, device)
@@ -822,20 +811,12 @@ class _Sums:
         self._jobs: list[list[int]] = []  # first number, rows, their width, where the sum goes
         self._made = 0
 
-    def add(self, rows: int, width: int) -> int:
-        """Takes the next rows; returns where they begin."""
+    def add(self, rows: int, width: int, to: int | None = None) -> int:
+        """Takes the next rows, whose sum goes to a place, or behind the others'; returns where they begin."""
         begin = self.held
-        self._jobs.append([begin, rows, width, self._made])
+        self._jobs.append([begin, rows, width, self._made if to is None else to])
         self.held, self._made = begin + rows * width, self._made + width
         return begin
-
-    def add_to(self, to: int, width: int) -> None:
-        """Takes one more row of the sum that goes to a place."""
-        if self._jobs and self._jobs[-1][3] == to:
-            self._jobs[-1][1] += 1
-        else:
-            self._jobs.append([self.held, 1, width, to])
-        self.held += width
 
     def carried_out(self, sums: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The sums, one after the other, or added to `out`; `sums` itself where there is nothing to add up."""
