@@ -61,7 +61,7 @@ def hashed(
     """Returns what a digest is made of for each tensor: its bytes, or its leaves' hashes."""
     if kind == "blake2b-tree":
         return _hash_leaves(tensors, threads or torch.get_num_threads())
-    return (map(_on_host, _raw(tensor).split(PIECE_BYTES)) for tensor in tensors)
+    return (map(_on_host, torch.split(_raw(tensor), PIECE_BYTES)) for tensor in tensors)
 
 
 def base_digest(model: torch.nn.Module, kind: DigestKind = "blake2b") -> str:
@@ -86,7 +86,7 @@ def _on_host(piece: torch.Tensor) -> memoryview:
 
 def _hash_leaves(tensors: Sequence[torch.Tensor], threads: int) -> Iterator[list[bytes]]:
     """Yields the hashes of each tensor's leaves."""
-    pieces = [_raw(tensor).split(PIECE_BYTES) for tensor in tensors]
+    pieces = [torch.split(_raw(tensor), PIECE_BYTES) for tensor in tensors]
     with ThreadPoolExecutor(threads, "digest") as pool:  # hashing releases the interpreter's lock
         hashes = pool.map(lambda piece: leaf_hashes(_on_host(piece)), chain.from_iterable(pieces))
         for own in pieces:
