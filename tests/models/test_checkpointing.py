@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from fedseed import Basis, ParameterSpace
 from fedseed.errors import RecipeError
@@ -12,28 +11,19 @@ from fedseed.models.loading import checkpoint_activations
 from fedseed.objectives.losses import CausalLM, Tokens
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
+from support.text_bases import Ids, random_model
 
 SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 MODELS = {
-    "opt": lambda dropout: OPTForCausalLM(
-        OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=64, dropout=dropout)
-    ),
-    "llama": lambda dropout: LlamaForCausalLM(
-        LlamaConfig(**SIZES, intermediate_size=64, attention_dropout=dropout, tie_word_embeddings=True)
-    ),
+    "opt": {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
+    "llama": {**SIZES, "intermediate_size": 64, "tie_word_embeddings": True},
 }
 ITEMS = [Tokens(tuple((7 * i + j) % 99 for j in range(20 + i)), 4) for i in range(8)]
 
 
-class Ids:
-    eos_token_id = pad_token_id = 1
-    bos_token_id = None
-
-
 def both(name, dropout=0.0):
     """A model as it is, and the same with checkpoints."""
-    torch.manual_seed(0)
-    plain = MODELS[name](dropout).eval()
+    plain = random_model(name, **MODELS[name], **{"dropout" if name == "opt" else "attention_dropout": dropout}).eval()
     checkpointed = copy.deepcopy(plain)
     checkpoint_activations(checkpointed)
     return plain, checkpointed

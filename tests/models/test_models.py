@@ -4,56 +4,42 @@ import io
 import json
 
 import pytest
-from transformers import (
-    OPTConfig,
-    OPTForCausalLM,
-    RobertaConfig,
-    RobertaModel,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
 from fedseed import Federation
 from fedseed.errors import RecipeError
 from fedseed.models.architectures import architecture_of
 from fedseed.models.loading import load_model
 from support.published_bases import TEXT, write_base
+from support.text_bases import random_model
 
-SIZES = {"vocab_size": 1488, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-OPT = OPTConfig(**SIZES, ffn_dim=32, word_embed_proj_dim=32, max_position_embeddings=64)
-ROBERTA = RobertaConfig(**SIZES, intermediate_size=32, max_position_embeddings=66)
-VIT = ViTConfig(
-    hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32, image_size=8, patch_size=4
-)
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
+TEXTS = {**SIZES, "vocab_size": 1488, "max_position_embeddings": 66}
+OPT = "opt", "AutoModelForCausalLM", {**TEXTS, "ffn_dim": 32, "word_embed_proj_dim": 32}
+VIT = "vit", "AutoModelForImageClassification", {**SIZES, "image_size": 8, "patch_size": 4}
+T5 = "t5", "AutoModelForSeq2SeqLM", {"vocab_size": 99, "d_model": 16, "num_layers": 1, "d_ff": 16, "num_heads": 2}
+CASES = {
+    "a masked model for text to continue": (None, "causal", "the model is RobertaForMaskedLM; .*continues text"),
+    "a causal model for masks": (OPT, "masked", "is OPTForCausalLM; .*fills in masks"),
+    "an image model": (VIT, "causal", "is ViTForImageClassification; .*text"),
+    "an encoder-decoder": (T5, "causal", "the task needs a language model"),
+    "a body without a head": (("roberta", "AutoModel", TEXTS), "masked", r"do not have all weights .* \(lm_head"),
+}
 
 
 @pytest.fixture
 def saved(tmp_path, small):
-    def save(model, tokenizer=True):
-        model.save_pretrained(tmp_path / "model")
-        if tokenizer:
-            small[1].save_pretrained(tmp_path / "model")
+    def save(kind, auto, sizes):
+        random_model(kind, auto, **sizes).save_pretrained(tmp_path / "model")
+        small[1].save_pretrained(tmp_path / "model")
         return str(tmp_path / "model")
 
     return save
 
 
-T5 = T5Config(vocab_size=99, d_model=16, num_layers=1, d_ff=16, num_heads=2, d_kv=8)
-CASES = {
-    "a masked model for text to continue": (None, "causal", "the model is RobertaForMaskedLM; .*continues text"),
-    "a causal model for masks": (lambda: OPTForCausalLM(OPT), "masked", "is OPTForCausalLM; .*fills in masks"),
-    "an image model": (lambda: ViTForImageClassification(VIT), "causal", "is ViTForImageClassification; .*text"),
-    "an encoder-decoder": (lambda: T5ForConditionalGeneration(T5), "causal", "the task needs a language model"),
-    "a body without a head": (lambda: RobertaModel(ROBERTA), "masked", r"do not have all weights .* \(lm_head"),
-}
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_models_of_another_kind_are_refused(case, saved, masked_base):
-    make, architecture, message = CASES[case]
-    folder = str(masked_base) if make is None else saved(make())
+    model, architecture, message = CASES[case]
+    folder = str(masked_base) if model is None else saved(*model)
     with pytest.raises(RecipeError, match=message) as caught:
         load_model(folder, architecture=architecture)
     assert "\n" not in str(caught.value) and f'model.base = "{folder}"' in str(caught.value)
@@ -84,7 +70,7 @@ def test_a_tokenizer_of_sentencepiece_is_read(open_llama):
 
 
 def test_damaged_folders(saved, tmp_path):
-    folder = saved(OPTForCausalLM(OPT))
+    folder = saved(*OPT)
     config = (tmp_path / "model" / "config.json").read_text()
     weights = (tmp_path / "model" / "model.safetensors").read_bytes()
     for name, content in (
@@ -116,7 +102,7 @@ class OwnModel(OPTForCausalLM):
 def test_code_of_its_own_runs_only_if_the_recipe_says_so(saved, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
-    folder = saved(OPTForCausalLM(OPT))
+    folder = saved(*OPT)
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "modeling_own.py").write_text(CODE)
     with pytest.raises(RecipeError, match=r"code of its own \(modeling_own.py\).*model.trust_remote_code = true"):

@@ -14,9 +14,8 @@ def shapes(model):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_outline_has_the_models_tensors(dtype):
-    model = load_model("small", dtype)[0]
-    assert shapes(outline("small", dtype)) == shapes(model)
-    drawn = outline("small", dtype)
+    model, drawn = load_model("small", dtype)[0], outline("small", dtype)
+    assert shapes(drawn) == shapes(model)
     assert type(drawn) is type(model) and not drawn.training
     assert drawn.lm_head.weight is drawn.get_input_embeddings().weight  # tied
 

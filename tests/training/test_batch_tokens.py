@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, OPTConfig
 
 from fedseed import ParameterSpace
 from fedseed.methods.ferret import Ferret
@@ -11,17 +10,11 @@ from fedseed.objectives.tokens import Tokens
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
 from support.memory import LiveBytes
+from support.text_bases import Ids, random_model
 
-CONFIG = OPTConfig(
-    vocab_size=499, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, word_embed_proj_dim=32,
-    max_position_embeddings=64, dropout=0.0,
-)  # fmt: skip
+SIZES = {"vocab_size": 499, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 64,
+         "word_embed_proj_dim": 32, "max_position_embeddings": 64, "dropout": 0.0}  # fmt: skip
 LENGTHS = (40, 3, 12, 5, 33, 8, 3, 21, 4, 6, 17, 9)
-
-
-class Ids:
-    eos_token_id = pad_token_id = 1
-    bos_token_id = None
 
 
 class Noting(CausalLM):
@@ -38,12 +31,10 @@ class Noting(CausalLM):
 
 def trained(**settings):
     """A client after two steps: what it is now, what it has noted, its peak in bytes."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG)
+    model = random_model("opt", **SIZES)
     items = [Tokens(tuple(2 + (7 * i + j) % 490 for j in range(n)), 1) for i, n in enumerate(LENGTHS)]
     objective = Noting()
-    space = ParameterSpace(model)
-    client = LocalClient(space, objective, items, 1, 2, 0)
+    client = LocalClient(ParameterSpace(model), objective, items, 1, 2, 0)
     live = LiveBytes([*model.parameters(), *model.buffers()])
     with live:
         client.first_order(LocalTraining(learning_rate=0.5, steps=2, **settings))

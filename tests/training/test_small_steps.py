@@ -46,9 +46,10 @@ def training(dtype="bfloat16", **settings):
     return LocalTraining(**{"learning_rate": RATES[dtype], "steps": STEPS, "batch": 32, "accumulation": 1, **settings})
 
 
-def client_of(dtype=torch.float32, data=None, round=2, number=0, seed=1, blocks="one", net=None):
-    space = ParameterSpace(model(dtype) if net is None else net, blocks)
-    return LocalClient(space, OBJECTIVE, items(dtype) if data is None else data, seed, round, number)
+def client_of(dtype=torch.float32, factor=1.0, count=32):
+    """A client whose gradients are `factor` times as long."""
+    objective = Supervised(lambda out, y: cross_entropy(out.float(), y, reduction="none") * factor)
+    return LocalClient(ParameterSpace(model(dtype)), objective, items(dtype, count=count), 1, 2, 0)
 
 
 def vector(tensors):
@@ -217,22 +218,13 @@ def test_an_average_of_clients_follows_float32(case):
 # -- gradients that underflow or overflow ------------------------------------------------------------------------------
 
 
-def tiny(factor):
-    """An objective whose gradients are this much smaller (or larger)."""
-    return Supervised(lambda out, y: cross_entropy(out.float(), y, reduction="none") * factor)
-
-
 @pytest.mark.parametrize("small_steps", ["master", "stochastic"])
 def test_gradients_below_float16_are_kept_by_the_loss_scale(small_steps):
     """Adam does not care how long gradients are, unless they are zero: within 10% of the steps of longer ones."""
 
     def moved(factor, loss_scale):
-        space = ParameterSpace(model(torch.float16))
-        client = LocalClient(space, tiny(factor), items(torch.float16), 1, 2, 0)
-        settings = training(
-            optimizer="adam", learning_rate=1e-3, steps=10, small_steps=small_steps, loss_scale=loss_scale
-        )
-        return change(client, settings)
+        adam = {"optimizer": "adam", "learning_rate": 1e-3, "steps": 10, "small_steps": small_steps}
+        return change(client_of(torch.float16, factor), training(**adam, loss_scale=loss_scale))
 
     wanted = moved(1.0, "auto")
     assert distance(moved(3e-5, "auto"), wanted) < 0.1
@@ -245,8 +237,7 @@ def test_a_gradient_that_overflows_changes_nothing_and_is_counted(small_steps):
     settings = training("float16", steps=3, small_steps=small_steps)
 
     def trained(factor, **more):
-        space = ParameterSpace(model(torch.float16))
-        client = LocalClient(space, tiny(factor), items(torch.float16), 1, 2, 0)
+        client = client_of(torch.float16, factor)
         found = change(client, settings.model_copy(update=more))
         assert np.isfinite(found).all()
         return client, found
@@ -261,17 +252,13 @@ def test_a_gradient_that_overflows_changes_nothing_and_is_counted(small_steps):
         trained(30.0, loss_scale=steps.FIRST_SCALE)
 
     # one batch of three is bad at a fixed scale: that step is left out, the others are taken
-    data = items(torch.float16, count=96)
-    space = ParameterSpace(model(torch.float16))
-    client = LocalClient(space, OBJECTIVE, data, 1, 2, 0)
-    number = [0]
-    accumulate = client._accumulate_gradient
+    client = client_of(torch.float16, count=96)
+    accumulate, weights = client._accumulate_gradient, client.space.parameters
 
     def overflowing(*arguments):
         loss = accumulate(*arguments)
-        number[0] += 1
-        if number[0] == 2:
-            for w in (*space.parameters, *(client._finer or ())):
+        if client.cost.backward_passes == 2:
+            for w in (*weights, *(client._finer or ())):
                 if w.grad is not None:
                     w.grad[..., 0] = float("inf")
         return loss
@@ -279,16 +266,15 @@ def test_a_gradient_that_overflows_changes_nothing_and_is_counted(small_steps):
     client._accumulate_gradient = overflowing
     client.first_order(settings.model_copy(update={"loss_scale": 2.0}))
     assert client.cost.skipped_steps == 1 and len(client.cost.losses) == 3
-    assert all(p.isfinite().all() for p in space.parameters)
+    assert all(p.isfinite().all() for p in weights)
 
 
 # -- autocast --------------------------------------------------------------------------------------------------------
 
 
-def test_autocast_trains_float32_weights_by_16_bit_passes(autocast="float16"):
+def test_autocast_trains_float32_weights_by_16_bit_passes(exact):
     """200 steps: within 5% of float32's change; what is computed is not what float32 computes."""
-    wanted = change(client_of(), training())
-    client = client_of()
+    wanted, client, autocast = exact["bfloat16"], client_of(), "float16"
     found = change(client, training(autocast=autocast))
     assert 0 < distance(found, wanted) < 0.05
     assert client.cost.skipped_steps == 0 and all(p.dtype == torch.float32 for p in client.space.parameters)

@@ -14,16 +14,9 @@ LAYOUT = Layout((TensorEntry("w", (5000,), "float32"),), (0, 1000, 5000))
 ONE = [Term(Basis("normal", 1), [0.5])]
 
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.up = torch.nn.Linear(6, 8)
-        self.down = torch.nn.Linear(8, 3, bias=False)
-
-
-def space(dtype=torch.float32, blocks="one"):
-    made = ParameterSpace(Model().to(dtype), blocks)
+def space(dtype=torch.float32):
+    torch.manual_seed(0)
+    made = ParameterSpace(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3, bias=False)).to(dtype))
     with torch.no_grad():
         made.parameters[0][0, 0] = -0.0  # adding nothing would lose this sign
     return made
@@ -35,14 +28,12 @@ def space(dtype=torch.float32, blocks="one"):
 @pytest.mark.parametrize("name", ["normal", "truncated_normal", "rademacher", "hadamard"])
 def test_the_expected_norm_is_how_far_the_weights_go(name):
     """The root mean square over 20 seeds, within 3%."""
-    model = torch.nn.Linear(100, 50, bias=False)
-    where = ParameterSpace(model, blocks=3)
+    where = ParameterSpace(torch.nn.Linear(100, 50, bias=False), blocks=3)
     start, squares = where.snapshot(), []
     coefficients = [np.array([0.2, -0.1]), np.array([0.3]), np.array([0.05, 0.1, 0.1])]
     for seed in range(20):
-        change = Add(
-            [Term(Basis(name, seed, size=16), coefficients), Term(Basis(name, seed + 99, size=16), [0.1])], 0.7
-        )
+        one, other = Basis(name, seed, size=16), Basis(name, seed + 99, size=16)
+        change = Add([Term(one, coefficients), Term(other, [0.1])], 0.7)
         where.apply(change)
         squares.append((expected_norm(change, where.layout) ** 2, float(np.square(where.difference(start)).sum())))
         where.restore(start)

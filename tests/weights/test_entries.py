@@ -7,6 +7,7 @@ import torch
 from fedseed import ParameterSpace
 from fedseed.weights.change import Entries, Patch, expected_norm
 from fedseed.weights.pending import Pending
+from weights.test_space import flat
 
 
 def space(dtype=torch.float32):
@@ -14,10 +15,6 @@ def space(dtype=torch.float32):
     net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3, bias=False)).to(dtype)
     net[0].weight.data = net[0].weight.data.t().contiguous().t()  # not in order in memory
     return ParameterSpace(net)
-
-
-def flat(space):
-    return torch.cat([p.detach().reshape(-1) for p in space.parameters])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -45,24 +45,13 @@ def test_launches_are_few_and_those_that_the_table_has():
         assert rows["a look, lowrank"][0] <= 3
 
 
-def one_by_one(self, parameters):
-    """A launch for each tensor."""
-    return {id(p): COPIES(self, [p])[id(p)] for p in parameters}
-
-
-def looking(self, jobs, *rest):
-    """Waits for a number."""
-    MOVE_ALL(self, jobs, *rest)
-    return jobs[0].out.sum().item()
-
-
-COPIES, MOVE_ALL = Perturbation.copies, Kernels.move_all
-
-
 def test_a_launch_for_each_tensor_and_a_number_waited_for_are_noticed(monkeypatch):
-    monkeypatch.setattr(Perturbation, "copies", one_by_one)
-    assert LAUNCHES["table"]("125M")["a look"][0] > 100
-    monkeypatch.setattr(Perturbation, "copies", COPIES)
+    copies, move_all = Perturbation.copies, Kernels.move_all
+    one_by_one = lambda self, parameters: {id(p): copies(self, [p])[id(p)] for p in parameters}  # noqa: E731
+    looking = lambda self, jobs, *rest: (move_all(self, jobs, *rest), jobs[0].out.sum().item())  # noqa: E731
+    with monkeypatch.context() as patched:
+        patched.setattr(Perturbation, "copies", one_by_one)
+        assert LAUNCHES["table"]("125M")["a look"][0] > 100
     monkeypatch.setattr(Kernels, "move_all", looking)
     with pytest.raises(RuntimeError, match="item"):
         LAUNCHES["table"]("125M")
@@ -145,7 +134,7 @@ def moved_in_every_way(name, kernels, monkeypatch):
     for change in (Add([term], 0.3), Add([term], -0.1, rounding=(5, 6)), Rebuild([term, term], 0.7)):
         space.apply(change)
         found.append(space.digest())
-    space.apply_adds([Add([Term(basis, per_block, k)], 0.1 * k) for k in range(3)])
+    space.apply_adds([Add([Term(basis, per_block)], 0.1), Add([Term(basis, [0.0]), term], -0.2), Add([term], 0.3)])
     found.append(space.digest())
     found += [products.tobytes() for products in project_change(space.vector, before, basis, [3, 4, 0])]
     perturbation = Perturbation(space.vector, Term(basis, np.ones(1, np.float32)), 1e-2)

@@ -33,25 +33,18 @@ def steps(name, count):
     return made
 
 
-KERNELS = [("cpu", 40), ("reference", 40)]
+AXES = {"kernels": ["cpu", "reference"], "name": BASES, "dtype": DTYPES, "blocks": ["one", 3]}
 
 
-@tiered({"kernels, count": KERNELS, "name": BASES, "dtype": DTYPES, "blocks": ["one", 3]}, together=2, quick=6)
-def test_steps_in_one_pass_round_as_one_at_a_time(kernels, name, dtype, blocks, count, monkeypatch):
+@tiered(AXES, together=2, quick=6)
+def test_steps_in_one_pass_round_as_one_at_a_time(kernels, name, dtype, blocks, monkeypatch):
     one, many = (ParameterSpace(net(dtype), blocks) for _ in range(2))
-    made = steps(name, count)
+    made = steps(name, 40)
     monkeypatch.setenv("FEDSEED_KERNELS", kernels)
     for change in made:
         one.apply(change)
     many.apply_adds(made)
     assert one.digest() == many.digest() != ParameterSpace(net(dtype), blocks).digest()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.slow
-def test_so_do_they_through_tritons_interpreter(dtype, monkeypatch):
-    """Which takes long: fewer steps."""
-    test_steps_in_one_pass_round_as_one_at_a_time("triton", "rademacher", dtype, "one", 6, monkeypatch)
 
 
 def mixed(before):

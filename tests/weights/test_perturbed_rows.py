@@ -5,46 +5,29 @@ from contextlib import nullcontext as nothing
 import numpy as np
 import pytest
 import torch
-import transformers as tf
 from torch.nn.functional import cross_entropy
 
 from fedseed import Basis, ParameterSpace
 from fedseed.randomness.kernels import load
 from fedseed.randomness.stream import Domain
 from fedseed.weights import row_products
+from fedseed.weights.perturbed_rows import RowsError
 from fedseed.weights.row_losses import row_losses
-from fedseed.weights.row_use import RowsError
-from weights.test_perturbation import TEXT, Shared
-from weights.test_perturbation import build as build_other
-
-NARROW = {**TEXT, "intermediate_size": 32, "num_key_value_heads": 1}
-
-
-def build(name):
-    """(model, row-wise outputs of the model for inputs ids, mask)"""
-    torch.manual_seed(0)
-    if name == "gemma":
-        return tf.GemmaForCausalLM(tf.GemmaConfig(**NARROW, head_dim=8))
-    if name == "mistral":
-        return tf.MistralForCausalLM(tf.MistralConfig(**NARROW, sliding_window=4))
-    if name == "t5":
-        config = tf.T5Config(vocab_size=61, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
-        return tf.T5ForConditionalGeneration(config)
-    return build_other(name)[0]
+from weights.test_perturbation import MODELS, SIDES, Shared, model_of
 
 
 def inputs_of(name, rows):
     """What a model is called with; texts of different lengths, padded."""
     g = torch.Generator().manual_seed(1)
-    if name in ("vit", "resnet"):
-        return {"pixel_values": torch.randn(rows, 3, *([16, 16] if name == "vit" else [32, 32]), generator=g)}
+    if name in SIDES:
+        return {"pixel_values": torch.randn(rows, 3, SIDES[name], SIDES[name], generator=g)}
     ids = torch.randint(2, 61, (rows, 9), generator=g)
     mask = (torch.arange(9)[None] < torch.tensor([9, 4, 7, 9, 2])[:rows, None]).long()
     ids = ids * mask + (1 - mask)
     return {"input_ids": ids, "attention_mask": mask, **({"decoder_input_ids": ids[:, :5]} if name == "t5" else {})}
 
 
-def losses_of(model, name):
+def losses_of(model):
     """One loss for each row: of classes, or of tokens."""
 
     def losses(items):
@@ -52,33 +35,28 @@ def losses_of(model, name):
         if "pixel_values" in x:
             x["pixel_values"] = x["pixel_values"].to(model.dtype)
         logits = model(**x).logits.float()
-        targets = torch.arange(logits.shape[1]).expand(logits.shape[:2]) % 3 if logits.dim() == 3 else None
-        if targets is None:
-            return cross_entropy(logits, torch.arange(len(items)) * 0 + 1, reduction="none")
+        if logits.dim() == 2:
+            return cross_entropy(logits, torch.ones(len(items), dtype=torch.long), reduction="none")
+        targets = torch.arange(logits.shape[1]).expand(logits.shape[:2]) % 3
         return cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(dim=1)
 
     return losses
 
 
-def items_of(name, rows):
-    x = inputs_of(name, rows)
-    return [{k: v[i] for k, v in x.items()} for i in range(rows)]
-
-
-NAMES = ["opt", "llama", "gpt2", "gemma", "mistral", "roberta", "vit", "resnet", "t5"]
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 MANY = [
     pytest.param(name, dtype, 1 + (i + j) % 2, marks=[pytest.mark.long] if j and i % 4 != j else [])
-    for i, name in enumerate(NAMES)
+    for i, name in enumerate(MODELS)
     for j, dtype in enumerate(DTYPES)
 ]
 
 
 @pytest.mark.parametrize(("name", "dtype", "rank"), MANY)
 def test_losses_of_rows_are_those_of_the_model_moved_alone(name, dtype, rank):
-    model = build(name).to(dtype).eval()
+    model = model_of(name).to(dtype).eval()
     space, basis = ParameterSpace(model, blocks=3), Basis("lowrank", 7, rank=rank)
-    before, losses, items = space.digest(), losses_of(model, name), items_of(name, 5)
+    before, losses, inputs = space.digest(), losses_of(model), inputs_of(name, 5)
+    items = [{k: v[i] for k, v in inputs.items()} for i in range(5)]
     directions, scales = [3, 8, 3, 0, 3], [0.05, -0.05, 0.05, 0.1, -0.02]  # rows 0 and 2 share one
     with torch.no_grad():
         plain = losses(items)
@@ -161,8 +139,6 @@ def test_a_parameter_used_outside_of_the_model_is_an_error_not_a_wrong_number():
 def test_signs_are_the_references(name):
     if name == "triton":
         pytest.importorskip("triton")
-        if not torch.cuda.is_available() and not __import__("os").environ.get("TRITON_INTERPRET"):
-            pytest.skip("no GPU, no interpreter")
     spec = Basis("lowrank", 1 << 40, rank=3).spec_on(ParameterSpace(Mixing()).layout.matrices)
     for domain in (Domain.LEFT, Domain.RIGHT, Domain.DIRECTION):
         expected = load("reference").signs(spec, [5, 0, 1 << 31], domain, 1001, 300)

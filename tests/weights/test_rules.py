@@ -9,7 +9,8 @@ from fedseed import Basis, ParameterSpace
 from fedseed.optimizers.rules import Rule
 from fedseed.weights import moving
 from fedseed.weights.change import Optimize, Term
-from fedseed.weights.row_use import RowsError
+from fedseed.weights.perturbed_rows import RowsError
+from weights.test_space import flat
 
 BASES = [Basis("normal", 5), Basis("lowrank", 5, rank=2), Basis("hadamard", 5, size=8)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -47,10 +48,6 @@ def steps_of(basis, count):
     ]
 
 
-def vector(space):
-    return torch.cat([p.detach().reshape(-1) for p in space.parameters])
-
-
 @pytest.mark.parametrize("basis", BASES, ids=lambda b: b.name)
 def test_rebuilt_averages_are_those_that_were_kept(basis, monkeypatch):
     """Adam with 8 bytes for each weight, and Adam of the last h sums: the same bits for h steps.
@@ -62,20 +59,20 @@ def test_rebuilt_averages_are_those_that_were_kept(basis, monkeypatch):
     kept, rebuilt = space_of(torch.bfloat16, blocks), space_of(torch.bfloat16, blocks)
     monkeypatch.setattr(moving, "PIECE", 100)  # pieces do not matter
     for number, terms in enumerate(steps, 1):
-        before = vector(rebuilt)
+        before = flat(rebuilt)
         past = steps[max(0, number - horizon) : number - 1]
         rebuilt.apply(Optimize(terms, ADAM, rounding, past))
-        assert not torch.equal(before, vector(rebuilt))
+        assert not torch.equal(before, flat(rebuilt))
         if number <= horizon:
             kept.apply(Optimize(terms, ADAM, rounding))
-            assert torch.equal(vector(kept), vector(rebuilt))
+            assert torch.equal(flat(kept), flat(rebuilt))
         else:
             late = space_of(torch.bfloat16, blocks)
             for one in past:
                 late.apply(Optimize(one, ADAM, rounding))
             torch.nn.utils.vector_to_parameters(before, late.parameters)
             late.apply(Optimize(terms, ADAM, rounding))
-            assert torch.equal(vector(late), vector(rebuilt))
+            assert torch.equal(flat(late), flat(rebuilt))
     assert rebuilt._moments is None
 
 
@@ -103,13 +100,13 @@ def test_steps_and_losses_are_along_scaled_directions(basis, dtype, monkeypatch)
     plain = Plain(space)
     tolerance = {"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 4e-2, "atol": 4e-2}
     for number, terms in enumerate(steps_of(basis, 3)):
-        before = vector(space).float()
+        before = flat(space).float()
         space.apply(Optimize(terms, HISO))
         expected = (before + plain.step(terms)).to(dtype)
-        torch.testing.assert_close(vector(space), expected, **tolerance)
+        torch.testing.assert_close(flat(space), expected, **tolerance)
         digest = space.digest()
         moved = Net().to(dtype)
-        where = vector(space).float() + 0.1 * plain.scaled(basis, 50 + number)
+        where = flat(space).float() + 0.1 * plain.scaled(basis, 50 + number)
         torch.nn.utils.vector_to_parameters(where.to(dtype), moved.parameters())
         with torch.no_grad(), space.perturbed(basis, 50 + number, 0.1):
             seen = space.model(ids)
@@ -136,7 +133,7 @@ def test_every_kernel_gives_the_same_bits(dtype, other, monkeypatch):
                 spaces[1].apply(Optimize(terms, HISO, (9, 3)))
             with spaces[1].perturbed(basis, 77, 0.1):
                 found += [torch.cat([(p * 1).reshape(-1) for p in spaces[1].parameters])]
-        found += [vector(space) for space in spaces]
+        found += [flat(space) for space in spaces]
     half = len(found) // 2
     assert all(torch.equal(a, b) for a, b in zip(found[:half], found[half:], strict=True))
 

@@ -82,15 +82,9 @@ AnyAdapter = Annotated[Adapter, Field(discriminator="kind")]
 
 
 def chosen(given: Adapter | None, wanted: Adapter | None, method: str) -> Adapter | None:
-    """Returns the adapter of a run.
+    """Returns the adapter of a run: what the recipe asks for, or else what the method is defined with.
 
-    Args:
-        given: what the recipe asks for.
-        wanted: what the method is defined with (`Method.adapter`).
-        method: the method's name, for the error.
-
-    Raises:
-        RecipeError: the method is defined with another kind.
+    Raises RecipeError if the method is defined with another kind.
     """
     if given is None or wanted is None or given.kind == wanted.kind:
         return given or wanted
@@ -101,16 +95,13 @@ def chosen(given: Adapter | None, wanted: Adapter | None, method: str) -> Adapte
 
 
 def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
-    """Returns the model with an adapter; only the adapter's parameters train.
+    """Returns the model with an adapter, a `peft` model; only the adapter's parameters train.
 
     Args:
         model: the base; LoRA's layers are put into it in place.
         settings: which adapter.
         seed: the run's seed, which decides the adapter's first weights.
         base: the base's name, for the adapter's configuration.
-
-    Returns:
-        A `peft` model.
 
     Raises:
         RecipeError: the adapter does not fit the model.
@@ -225,8 +216,7 @@ def load(model: Any, folder: Path) -> Any:
 def merged(model: Any) -> Any:
     """Returns the base with an adapter's changes added to its weights: a model without an adapter. Changes `model`.
 
-    Raises:
-        RecipeError: there is no adapter, or one whose virtual tokens no weights of the base can stand for.
+    Raises RecipeError if there is no adapter, or one whose virtual tokens no weights of the base can stand for.
     """
     if not is_installed(model) or has_virtual_tokens(model):
         raise RecipeError("--merge: only a LoRA adapter can be added to the base's weights; leave it out")

@@ -20,17 +20,11 @@ Architecture = Literal["causal", "masked", "seq2seq", "classification", "image"]
 
 @dataclass(frozen=True)
 class Loader:
-    """How models of one architecture are loaded.
+    """How models of one architecture are loaded."""
 
-    Args:
-        about: what such a model is, for messages.
-        auto: the transformers class that loads them.
-        mapping: what transformers calls the table of such classes.
-    """
-
-    about: str
-    auto: Any
-    mapping: str
+    about: str  # what such a model is, for messages
+    auto: Any  # the transformers class that loads them
+    mapping: str  # what transformers calls the table of such classes
 
     @property
     def names(self) -> Mapping[str, Any]:

@@ -19,12 +19,7 @@ _IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")  # "owner/n
 
 
 def own_code(place: str, config: Mapping[str, Any]) -> str:
-    """Returns the names of code that comes with a model or is named by it; "" if there is none.
-
-    Args:
-        place: its folder, or its name on the hub.
-        config: its config.json.
-    """
+    """Returns the names of code that comes in a model's folder or is named by its config.json; "" if there is none."""
     folder, found = Path(place), ["auto_map in config.json"] if config.get("auto_map") else []
     for path in (folder / name for name in _SETTINGS):
         try:
@@ -46,14 +41,9 @@ def own_code(place: str, config: Mapping[str, Any]) -> str:
 
 
 def check_files(base: str, place: str) -> None:
-    """Checks the files that weights come from.
+    """Checks the files that weights come from, in a base's folder; on the hub, the hub's own client looks at them.
 
-    Args:
-        base: what the recipe calls it.
-        place: its folder; a name on the hub is looked at by the hub's own client.
-
-    Raises:
-        RecipeError: an index names files that are not in the folder, or an archive is compressed.
+    Raises RecipeError if an index names files that are not in the folder, or an archive is compressed.
     """
     folder = Path(place)
     for path in sorted(folder.glob("*.index.json")):

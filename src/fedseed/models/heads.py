@@ -20,15 +20,10 @@ SPREAD = 0.02  # of a new head's weights where the model's configuration has no 
 
 @dataclass(frozen=True)
 class Head:
-    """The classes that a classifier is to tell apart.
+    """The classes that a classifier is to tell apart."""
 
-    Args:
-        classes: their names, in the order of the labels.
-        seed: the run's seed; decides the weights of a new head.
-    """
-
-    classes: tuple[str, ...]
-    seed: int
+    classes: tuple[str, ...]  # their names, in the order of the labels
+    seed: int  # the run's; decides the weights of a new head
 
     def is_known(self, config: Mapping[str, Any]) -> bool:
         """Returns whether a base with this config.json tells just these classes apart: the same names in their order.
@@ -42,12 +37,9 @@ class Head:
         return names in (self.classes, tuple(f"LABEL_{i}" for i in range(len(self.classes))))
 
     def options(self) -> dict[str, Any]:
-        """Returns what transformers' `from_pretrained` is given, so that the model has an output for each class."""
-        return {
-            "id2label": dict(enumerate(self.classes)),
-            "label2id": {name: i for i, name in enumerate(self.classes)},
-            "ignore_mismatched_sizes": True,
-        }
+        """Returns what transformers' configuration is given, so that the model has an output for each class."""
+        names = dict(enumerate(self.classes))
+        return {"id2label": names, "label2id": {name: i for i, name in names.items()}}
 
     def renew(self, model: Any, base: str, known: bool, lacking: Collection[str], keeps: bool = False) -> list[str]:
         """Draws the head's weights if the base has none for these classes.
@@ -89,12 +81,7 @@ class Head:
 def head_parameters(model: Any, base: str) -> list[str]:
     """Returns the names of the parameters outside of a model's backbone, which `model.trainable = "head"` trains.
 
-    Args:
-        model: a `transformers` model.
-        base: its name, for messages.
-
-    Raises:
-        RecipeError: the model has no such parameters.
+    Raises RecipeError if the model, one of `transformers` made from `base`, has no such parameters.
     """
     prefix = getattr(model, "base_model_prefix", "")
     names = [name for name, _ in model.named_parameters() if not name.startswith(f"{prefix}.")]

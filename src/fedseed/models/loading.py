@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig
+from transformers.utils import logging
 
 from fedseed.errors import RecipeError, closest, to_install
 from fedseed.models import PACKAGED
@@ -35,8 +36,7 @@ def _problem(base: str, what: str) -> RecipeError:
 def locate(base: str) -> str:
     """Returns the folder of a packaged base, an existing folder as it is, or the name for the hub.
 
-    Raises:
-        RecipeError: it looks like a path and nothing is there.
+    Raises RecipeError if it looks like a path and nothing is there.
     """
     if base in PACKAGED:
         return str(files("fedseed") / "base" / base)
@@ -51,16 +51,10 @@ def locate(base: str) -> str:
 
 
 def reach(base: str) -> str:
-    """Returns a place from which `transformers` can load without waiting for what will not come.
+    """Returns a place from which `transformers` can load a base without waiting for what will not come.
 
-    Args:
-        base: a packaged base, a folder, or a name on the hub.
-
-    Returns:
-        A folder; a name that the hub knows as it is; without the hub, the folder in its cache.
-
-    Raises:
-        RecipeError: there is no such folder, and the hub can't be reached or has no such model.
+    That is a folder; a name that the hub knows, as it is; without the hub, the folder in its cache. Raises RecipeError
+    if there is no such folder, and the hub can't be reached or has no such model.
     """
     if COMMAND in os.environ:
         quiet()
@@ -124,11 +118,8 @@ def load_model(
     where = find_device(device)
     place, config = reach(base), base_config(base)
     if not trust_remote_code and (code := own_code(place, config)):
-        raise _problem(
-            base,
-            f"it comes with code of its own ({code}), which is not run unless model.trust_remote_code = true; read the "
-            "code first",
-        )
+        unless = "which is not run unless model.trust_remote_code = true; read the code first"
+        raise _problem(base, f"it comes with code of its own ({code}), {unless}")
     check_files(base, place)
     classes = [str(name) for name in config.get("architectures") or ()]
     wanted = architecture or architecture_of(config, head is not None)
@@ -140,7 +131,7 @@ def load_model(
     if wrong or (not known and not config.get("auto_map") and config.get("model_type")):
         what = ", ".join(classes) or f"of type {config['model_type']}"
         raise _problem(base, f"the model is {what}; the task needs {loader.about}")
-    options = {} if head is None else head.options()
+    options: dict[str, Any] = {} if head is None else {**head.options(), "ignore_mismatched_sizes": True}
     if where is not None and where.type != "cpu":
         options["device_map"] = {"": where}  # shard by shard, in their dtype
     if attention is not None:
@@ -207,20 +198,11 @@ def outline(
 ) -> Any:
     """Returns the model that `load_model` would load, on the device "meta": it has no weights and takes no memory.
 
-    Args:
-        base: as `load_model` takes it, and so are the others; a folder needs a config.json and nothing else.
-        dtype: as there.
-        trust_remote_code: as there.
-        architecture: as there.
-        head: as there.
-        attention: as there.
-
-    Raises:
-        RecipeError: the configuration can't be had, or no model can be made from it.
+    The arguments are `load_model`'s; a folder needs a config.json and nothing else. Raises RecipeError if the
+    configuration can't be had, or no model can be made from it.
     """
     base_config(base)
     options: dict[str, Any] = {} if head is None else head.options()
-    options.pop("ignore_mismatched_sizes", None)
     attended = {} if attention is None else {"attn_implementation": attention}
     try:
         config = AutoConfig.from_pretrained(reach(base), trust_remote_code=trust_remote_code, **options)
@@ -253,11 +235,7 @@ def _fit(base: str, model: Any, processor: Any) -> None:
 
 
 def base_config(base: str) -> dict[str, Any]:
-    """Returns a base's config.json; nothing is run or loaded.
-
-    Raises:
-        RecipeError: it can't be had.
-    """
+    """Returns a base's config.json; nothing is run or loaded. Raises RecipeError if it can't be had."""
     place = reach(base)
     try:
         config: dict[str, Any] = PretrainedConfig.get_config_dict(place)[0]
@@ -271,25 +249,21 @@ def base_config(base: str) -> dict[str, Any]:
 
 
 def _not_loadable(base: str, place: str, error: Exception) -> RecipeError:
-    what = "neither a local folder with a model nor to be had from the hub"
-    if Path(place).is_dir():
-        what = "the folder holds no model that can be loaded"
+    there = "the folder holds no model that can be loaded"
+    what = there if Path(place).is_dir() else "neither a local folder with a model nor to be had from the hub"
     return _problem(base, f"{what} ({first_line(error)})")
 
 
 def quiet() -> None:
     """Keeps transformers' own progress bars off the screen, and its advice."""
-    from transformers.utils import logging as theirs
-
-    theirs.disable_progress_bar()
-    theirs.set_verbosity_error()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:
     """Lets only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
 
-    Raises:
-        RecipeError: nothing matches.
+    Raises RecipeError if nothing matches.
     """
     if patterns is None:
         return

@@ -1,9 +1,7 @@
 """Decides where a model lies: `model.device` of a recipe, `--device` of a command.
 
-auto      a GPU if there is one, else the CPU
-cpu
-cuda      the current GPU; cuda:1 a certain one
-map       layers over all GPUs, as `accelerate` deals them out, the rest on the CPU, which then computes them
+"auto" is a GPU if there is one, else the CPU; "cuda" the current GPU, "cuda:1" a certain one; "map" deals layers out
+over all GPUs, as `accelerate` does, the rest on the CPU, which then computes them.
 """
 
 from collections.abc import Mapping
@@ -17,11 +15,7 @@ from fedseed.weights.devices import devices_of
 
 
 def find_device(name: str) -> torch.device | None:
-    """Returns the device of a name; None for "map".
-
-    Raises:
-        RecipeError: this machine has no such device.
-    """
+    """Returns the device of a name; None for "map". Raises RecipeError if this machine has no such device."""
     if name == "map":
         return None
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -45,8 +39,7 @@ def find_device(name: str) -> torch.device | None:
 def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
     """Returns a device for each module: layers, each in one piece, are dealt out to the free memory of GPUs and CPU.
 
-    Raises:
-        RecipeError: the model does not fit.
+    Raises RecipeError if the model does not fit.
     """
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory

@@ -91,40 +91,20 @@ class ClientCost:
     movable_weights: int = 0
 
 
-def batches(items: Sequence[Any], size: int, seed: int) -> Iterator[list[Any]]:
-    """Yields endless batches: the items in a random order, again and again, each pass in a new order.
-
-    The order depends on the seed alone, not on global generators, so that a resumed run sees the same data.
-    """
-    order = (items[i] for epoch in count() for i in permutation(seed, Domain.DATA_ORDER, len(items), epoch))
-    while True:
-        yield list(islice(order, size))
-
-
 @dataclass(eq=False)
 class LocalClient(Client):
-    """One client in one round, as a method sees it; `Client` says what its methods do.
+    """One client in one round, as a method sees it; `Client` says what its methods do."""
 
-    Args:
-        space: the parameter space, at the round's weights.
-        objective: makes losses of items.
-        items: the client's prepared examples.
-        seed: the run's seed.
-        round: the round's number.
-        number: the client's number.
-        memory: what clients keep from round to round; by default nothing is there.
-        cost: what its work has cost so far.
-    """
-
-    space: ParameterSpace
-    objective: Objective
-    items: Sequence[Any]
-    seed: int
+    space: ParameterSpace  # at the round's weights
+    objective: Objective  # makes losses of items
+    items: Sequence[Any]  # the client's prepared examples
+    seed: int  # the run's
     round: int
-    number: int
-    memory: Memory = field(default_factory=Memory)
-    cost: ClientCost = field(default_factory=ClientCost)
-    _start: Sequence[torch.Tensor] | None = field(default=None, init=False)
+    number: int  # the client's
+    memory: Memory = field(default_factory=Memory)  # what clients keep from round to round; by default nothing is there
+    cost: ClientCost = field(default_factory=ClientCost)  # of its work so far
+    # the weights of the round's beginning, once training has begun
+    _start: Sequence[torch.Tensor] = field(default=(), init=False)
     # the weights in float32, where the model has only their rounding
     _finer: Sequence[torch.Tensor] | None = field(default=None, init=False)
     # functions that bring the model back, the last one first; there are none while nothing has changed it
@@ -164,20 +144,14 @@ class LocalClient(Client):
             self._rounder.send(self._finer)
         return self.space.dense()
 
-    @property
-    def _before(self) -> Sequence[torch.Tensor]:
-        """Returns the weights of the round's beginning, which are kept once training has begun."""
-        assert self._start is not None
-        return self._start
-
     def change_norms(self) -> NDArray[np.float64]:
-        return change_norms(self.space.vector, self._before, self._finer)
+        return change_norms(self.space.vector, self._start, self._finer)
 
     def project_change(self, basis: Basis, counts: Sequence[int]) -> list[Floats]:
-        return project_change(self.space.vector, self._before, basis, counts, self._finer)
+        return project_change(self.space.vector, self._start, basis, counts, self._finer)
 
     def difference(self) -> Floats:
-        return self.space.difference(self._before, self._finer)
+        return self.space.difference(self._start, self._finer)
 
     def recall(self) -> Floats | None:
         return self.memory.recall(self.number, self.round, self.space.size)
@@ -189,7 +163,7 @@ class LocalClient(Client):
         """Undoes the training: the weights and buffers of the round's beginning."""
         while self._undo:
             self._undo.pop()()
-        self._start = self._finer = None
+        self._start, self._finer = (), None
         self._give_back()
 
     def _give_back(self) -> None:
@@ -198,12 +172,8 @@ class LocalClient(Client):
             give_back()
 
     def _remember(self, copy: bool) -> None:
-        """Makes sure that what follows can be undone.
-
-        Args:
-            copy: by a copy of the weights; otherwise as the space itself can.
-        """
-        if self._start is not None:
+        """Makes sure that what follows can be undone: by a copy of the weights, or else as the space itself can."""
+        if self._start:
             return  # of the round's beginning there is a copy already
         way_back = None if copy else self.space.way_back()
         if way_back is None:
@@ -225,7 +195,9 @@ class LocalClient(Client):
     def batches(self, size: int) -> Iterator[list[Any]]:
         if not self.items:
             raise NonFiniteError("no usable example")
-        return batches(self.items, size, derive(self.seed, Domain.DATA_ORDER, self.round, self.number))
+        seed, n = derive(self.seed, Domain.DATA_ORDER, self.round, self.number), len(self.items)
+        order = (self.items[i] for epoch in count() for i in permutation(seed, Domain.DATA_ORDER, n, epoch))
+        return (list(islice(order, size)) for _ in count())
 
     def estimates(
         self, method: Any, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
@@ -291,7 +263,7 @@ class LocalClient(Client):
 
     def _end(self, steps: Steps) -> None:
         """Counts in the first round how many weights have moved, if they can lose small steps; frees memory."""
-        if steps.lossy and self.round == 1 and self._start is not None:
+        if not steps.keeps and self.round == 1:
             with self.phase("local"):
                 parts = self.space.vector.each(count_moved(self.space.parameters, self._start))
             self.cost.moved_weights, self.cost.movable_weights = map(sum, zip(*parts, strict=True))
@@ -324,7 +296,7 @@ class LocalClient(Client):
 
         def take(index: int, gradient: torch.Tensor, row: int | None) -> None:
             nonlocal spent
-            gradient = steps.decayed(index, steps.unscaled(gradient))
+            gradient = steps.plain(index, gradient)
             begin = time.perf_counter()
             projection.add(index, gradient.float(), gradient.numel() * (row or 0), scale=rate)
             spent += time.perf_counter() - begin

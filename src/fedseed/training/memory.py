@@ -41,15 +41,9 @@ class Memory:
         return Path(made)
 
     def recall(self, client: int, round: int, size: int) -> Floats | None:
-        """Returns a copy of what a client kept last before a round; None: nothing.
+        """Returns a copy of what a client kept last before a round, `size` numbers; None: nothing.
 
-        Args:
-            client: its number.
-            round: the round that it is at.
-            size: how long the vector must be.
-
-        Raises:
-            FedseedError: a file is damaged, or of a model of another size.
+        Raises FedseedError if a file is damaged, or of a model of another size.
         """
         path = next((path for number, path in reversed(self._kept(client)) if number < round), None)
         if path is None:
@@ -63,15 +57,9 @@ class Memory:
         return np.frombuffer(data, dtype="<f4", offset=4).astype(np.float32)
 
     def keep(self, client: int, round: int, vector: Floats) -> None:
-        """Keeps a vector, on disk before this returns; what is older than needed is forgotten.
+        """Keeps a client's vector of a round, on disk before this returns; what is older than needed is forgotten.
 
-        Args:
-            client: its number.
-            round: the round that it was made in.
-            vector: float32; it may change afterwards.
-
-        Raises:
-            StorageError: it can't be written.
+        The vector, float32, may change afterwards. Raises StorageError if it can't be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         data = vector.astype("<f4", copy=False).data.cast("B")

@@ -19,10 +19,10 @@ class Client(Protocol):
     round: int
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Yields endless batches of the client's examples, in an order that (seed, round, client) decides.
+        """Yields endless batches of the client's examples, each pass over them in an order of its own.
 
-        Raises:
-            NonFiniteError: the client has no examples; so do all that draw batches.
+        (seed, round, client) decide it, no global generator does. Raises NonFiniteError if the client has no examples;
+        so do all that draw batches.
         """
 
     def estimates(
@@ -36,11 +36,7 @@ class Client(Protocol):
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
         """Returns the mean losses over all terms of n equal parts of `items`; one forward pass over all of them.
 
-        Args:
-            basis: where the directions come from.
-            along: n indices: part j is evaluated at w + scale * direction(along[j]).
-            scale: how far; 0: at the weights as they are.
-            items: a multiple of n.
+        Part j is evaluated at w + scale * direction(along[j]); n is the length of `along`, and scale may be 0.
         """
 
     def apply(self, change: Change) -> None:
@@ -58,19 +54,14 @@ class Client(Protocol):
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
         """Returns the gradient of a batch's mean loss as bytes, and how many terms that loss is the mean of.
 
-        Args:
-            batch: how many examples; None: all that the client has.
-            micro_batch: how many go through the model at a time.
-
-        Raises:
-            NonFiniteError: the loss is not finite.
+        The batch is of so many examples, None: of all that the client has; `micro_batch` of them go through the model
+        at a time. Raises NonFiniteError if the loss is not finite.
         """
 
     def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
         """Trains with plain SGD, and returns V^T (w_start - w_end), summed up gradient by gradient.
 
-        Raises:
-            NonFiniteError: a loss is not finite.
+        Raises NonFiniteError if a loss is not finite.
         """
 
     def change_norms(self) -> NDArray[np.float64]:

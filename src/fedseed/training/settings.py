@@ -19,17 +19,13 @@ class LocalTraining(BaseModel):
     Accumulated micro-batches give the gradient of one batch of all their examples: the loss is averaged over
     response tokens (or examples) of the whole step, not of each micro-batch.
 
-    `small_steps` says what becomes of steps below half a unit in the last place of a 16-bit weight, which are nearly
-    all of them at usual rates (docs/precision.md has figures). float32 weights do not lose them in any case.
+    Nearly all steps are below half a unit in the last place of a 16-bit weight at usual rates (docs/precision.md has
+    figures), and vanish with `small_steps` = "nearest", as in the published codes. A "master" copy and its gradient
+    take 8 bytes a parameter, in place of 2 for the gradient.
 
-    nearest      they vanish when the weights are rounded, as in the published codes; a run says how many weights moved
-    master       the optimiser steps on a float32 copy; the 16-bit weights are its rounding. 8 bytes a parameter for the
-                 copy and its gradient (which is summed up in float32, too), in place of 2 for the gradient
-    stochastic   16-bit weights only, each step rounded up or down by the shared stream, right on average
-
-    With the last two the optimiser's averages, weight decay and `clip` are in float32, and what a client reports comes
-    from where its small steps are: Ferret projects start minus copy; a method that sends weights rounds the copy
-    stochastically, by numbers of (seed, round, client), so that an average over clients keeps what each of them loses.
+    With "master" and "stochastic" the optimiser's averages, weight decay and `clip` are in float32, and what a client
+    reports comes from where its small steps are: Ferret projects start minus copy; a method that sends weights rounds
+    the copy stochastically, so that an average over clients keeps what each of them loses.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,9 +1,5 @@
 """Where the steps of a client's optimiser act, so that 16-bit weights do not lose them.
 
-    Steps            on the weights themselves: float32, or small_steps = "nearest"
-    MasterSteps      on float32 copies, of which the weights are the rounding
-    StochasticSteps  on a piece of the weights in float32 at a time, which is rounded stochastically when it is put back
-
 In float16 small gradients underflow: the loss is multiplied by a scale before backward passes, and the gradient divided
 by it in float32 (Micikevicius et al., "Mixed Precision Training", ICLR 2018, Section 3.2). A gradient that overflows
 changes nothing.
@@ -53,12 +49,10 @@ class Rounder:
     @torch.no_grad()
     def send(self, copies: Sequence[torch.Tensor]) -> None:
         """Makes the weights the float32 copies, rounded; the same each time."""
-        turns, self._turns = self._turns, [_SENDING] * len(self._turns)
-        for index, (p, copy) in enumerate(zip(self._vector.parameters, copies, strict=True)):
+        for p, copy in zip(self._vector.parameters, copies, strict=True):
             elements = flat(p)
-            self.put(index, elements, 0, flat(copy))
+            moving.write(elements, flat(copy), (self._seed, _SENDING), self._vector.start_of(p))
             write_back(p, elements)
-        self._turns = turns
 
 
 def _part(tensor: torch.Tensor, row: int | None) -> torch.Tensor:
@@ -73,7 +67,7 @@ def _advance(optimizer: torch.optim.Optimizer) -> None:
 
 
 class Steps:
-    """Steps on the weights themselves.
+    """Steps on the weights themselves: float32, or small_steps = "nearest".
 
     Args:
         training: the settings.
@@ -82,8 +76,8 @@ class Steps:
         adapts: whether the scale may be lowered after an overflow.
     """
 
-    checks = False  # whether gradients are looked at before each step, also where the scale is 1
-    lossy = True  # whether 16-bit weights lose small steps
+    keeps = False  # whether 16-bit weights keep small steps; gradients are then looked at, also where the scale is 1
+    finer: Sequence[torch.Tensor] | None = None  # the weights in float32, where the model has only their rounding
 
     def __init__(self, training: LocalTraining, vector: Vector, scale: float = 1.0, adapts: bool = False) -> None:
         self.training = training
@@ -92,8 +86,6 @@ class Steps:
         self.adapts = adapts
         self.weights: Sequence[torch.Tensor] = vector.parameters  # what the optimiser steps on
         self._optimizer: torch.optim.Optimizer | None = None  # some make their averages at once: when it is needed
-
-    finer: Sequence[torch.Tensor] | None = None  # the weights in float32, where the model has only their rounding
 
     def lower_scale(self) -> bool:
         """Halves the loss' scale after an overflow; returns whether it could."""
@@ -119,7 +111,7 @@ class Steps:
         """Lets the optimiser take a step; returns False, with nothing changed, if the gradient is not finite."""
         factor = 1.0
         parted = self.training.clip is not None and self.vector.processes > 1
-        if self.checks or self.adapts or self.scale != 1.0 or parted:
+        if self.keeps or self.adapts or self.scale != 1.0 or parted:
             norm = hypot(*self.vector.each(norm_of([w.grad for w in self.weights if w.grad is not None]))) / self.scale
             if not isfinite(norm):
                 return False
@@ -149,14 +141,11 @@ class Steps:
             made: torch.optim.Optimizer = getattr(torch.optim, OPTIMIZERS[training.optimizer])(weights, **options)
         return made
 
-    def unscaled(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Returns a gradient, or rows of one, without the loss' scale; in float32 where the steps are."""
-        gradient = gradient.float() if self.checks or self.scale != 1.0 else gradient
-        return gradient if self.scale == 1.0 else gradient / self.scale
-
-    def decayed(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Returns an unscaled gradient with weight decay."""
+    def plain(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Returns a gradient, or a row of one, without the scale and with weight decay; in float32 where steps are."""
         decay = self.training.weight_decay
+        gradient = gradient.float() if self.keeps or self.scale != 1.0 else gradient
+        gradient = gradient if self.scale == 1.0 else gradient / self.scale
         return gradient.add(self.weights[index], alpha=decay) if decay else gradient
 
     def move(self, index: int, gradient: torch.Tensor, row: int | None = None) -> None:
@@ -171,7 +160,7 @@ class MasterSteps(Steps):
         finer: copies to go on from; None: the weights as they are.
     """
 
-    checks, lossy = True, False
+    keeps = True
 
     def __init__(
         self, training: LocalTraining, vector: Vector, scale: float, adapts: bool, finer: Sequence[torch.Tensor] | None
@@ -213,7 +202,7 @@ class MasterSteps(Steps):
 class StochasticSteps(Steps):
     """Steps on a piece of the weights at a time, in float32, rounded stochastically by the rounder."""
 
-    checks, lossy = True, False
+    keeps = True
 
     def __init__(self, training: LocalTraining, vector: Vector, scale: float, adapts: bool, rounder: Rounder) -> None:
         super().__init__(training, vector, scale, adapts)
@@ -230,13 +219,12 @@ class StochasticSteps(Steps):
         self, index: int, gradients: torch.Tensor, factor: float, lo: int, hi: int, piece: torch.Tensor
     ) -> torch.Tensor:
         """Returns a piece after a step of its optimiser, whose averages are kept, the piece itself not."""
-        known = self._optimizers.get((index, lo))
-        holder: torch.nn.Parameter = torch.nn.Parameter(piece) if known is None else known.param_groups[0]["params"][0]
+        if (index, lo) not in self._optimizers:
+            self._optimizers[index, lo] = self.optimizer([torch.nn.Parameter(piece)])
+        (holder,) = self._optimizers[index, lo].param_groups[0]["params"]
         holder.data = piece
         holder.grad = self._copy(gradients[lo:hi], 1).mul_(factor)
-        if known is None:
-            known = self._optimizers[index, lo] = self.optimizer([holder])
-        _advance(known)
+        _advance(self._optimizers[index, lo])
         holder.grad = None
         holder.data = piece.new_empty(0)
         return piece

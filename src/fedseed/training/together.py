@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedseed.errors import NonFiniteError
 from fedseed.randomness import Basis
@@ -13,17 +12,11 @@ from fedseed.training.client import LocalClient, part_losses
 Look = tuple[Basis, tuple[int, ...], float]
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The losses that one forward pass over all clients' batches found.
+class Seen(NamedTuple):
+    """What one forward pass over all clients' batches found."""
 
-    Args:
-        losses: the mean losses of each client's parts, in the order of the clients; 0 for one without examples.
-        seconds: what it took.
-    """
-
-    losses: Sequence[Sequence[float]]
-    seconds: float
+    losses: Sequence[Sequence[float]]  # the mean losses of each client's parts, in order; 0 for one without examples
+    seconds: float  # what it took
 
 
 class SharedLosses:

@@ -1,13 +1,7 @@
 """Changes of the weights, as data: what a method makes of a step, and what `ParameterSpace.apply` carries out.
 
-    Add        w <- round(w + scale * sum)              Ferret, FeedSign, ZO-FedSGD, MeZO, FedMeZO as pairs
-    Rebuild    w <- round(w0 + scale * sum)             FedKSeed, small_steps = "from-base"
-    Optimize   the sum is the gradient of a rule        momentum, Nesterov's, Adam, HiSo; Ferret's `server`
-    Average    w <- sum_i c_i w_i                       FedMeZO as pairs, to the bits of the tensors' average
-    Entries    w[i] <- round(w[i] + scale * v[i])       top-k, signs: values for single entries, no directions
-    Replace    whole weights                            FedAvg and its kin
-
-A sum is one over directions, sum_k c_k v_k. Free of torch: a change can be made, printed and bounded without a model.
+docs/architecture.md says which methods make which. Free of torch: a change can be made, printed and bounded without a
+model.
 """
 
 from collections.abc import Sequence
@@ -29,17 +23,11 @@ Rounding = tuple[int, int]  # (seed, step) of the shared stream
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """sum_j coefficients[j] * direction(first + j) of one basis.
+    """sum_j coefficients[j] * direction(first + j) of one basis."""
 
-    Args:
-        basis: where the directions come from.
-        coefficients: 1-D, used on all blocks; or one 1-D array per block.
-        first: index of the first direction.
-    """
-
-    basis: Basis
-    coefficients: Coefficients
-    first: int = 0
+    basis: Basis  # where the directions come from
+    coefficients: Coefficients  # 1-D, used on all blocks; or one 1-D array per block
+    first: int = 0  # index of the first direction
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,18 +67,12 @@ class Optimize:
 
     With `past` it keeps nothing: the averages are made anew, from zero, of the past gradients and this one, piece by
     piece of the weights. After fewer steps than are remembered they are the running averages, bit for bit.
-
-    Args:
-        terms: what to add up.
-        rule: the rule, the same one each time but for its rate.
-        rounding: as in `Add`.
-        past: the terms of steps before this one, the oldest first; None: the space remembers.
     """
 
     terms: Sequence[Term]
-    rule: Rule
-    rounding: Rounding | None = None
-    past: Sequence[Sequence[Term]] | None = None
+    rule: Rule  # the same one each time but for its rate
+    rounding: Rounding | None = None  # as in `Add`
+    past: Sequence[Sequence[Term]] | None = None  # of earlier steps, the oldest first; None: the space remembers
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,27 +81,18 @@ class Average:
 
     The bits are those of clients that each take their steps and send their weights to be averaged: the average is
     summed in double precision and rounded once. Carrying it out needs a copy of the weights and their sum.
-
-    Args:
-        branches: (c_i, changes) of each branch; no branch: nothing happens.
     """
 
-    branches: Sequence[tuple[float, Sequence[Add]]]
+    branches: Sequence[tuple[float, Sequence[Add]]]  # c_i and its changes, of each branch; none: nothing happens
 
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """Values for entries of the vector.
+    """Values for entries of the vector."""
 
-    Args:
-        start: index of the first entry.
-        values: float32, finite.
-        offsets: of each value from `start`, ascending; None: the values are for consecutive entries.
-    """
-
-    start: int
-    values: Floats
-    offsets: NDArray[np.integer[Any]] | None = None
+    start: int  # index of the first entry
+    values: Floats  # finite
+    offsets: NDArray[np.integer[Any]] | None = None  # from `start`, ascending; None: the entries are consecutive
 
     def within(self, lo: int, hi: int) -> tuple[Any, Floats]:
         """Returns what the patch has for entries lo..hi: where it lies, counted from lo, and the values."""
@@ -137,13 +110,9 @@ class Entries:
 
     Each value is multiplied by `scale` and added to w in single precision, and rounded once to the tensor's dtype,
     to nearest: the bits are the same on any device.
-
-    Args:
-        patches: in ascending order, none of whose entries is in two.
-        scale: multiplies all values.
     """
 
-    patches: Sequence[Patch]
+    patches: Sequence[Patch]  # in ascending order; no entry is in two
     scale: float = 1.0
 
 

@@ -2,16 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
 LEAF_BYTES = 1 << 20
 
 
-def leaf_hash(leaf: bytes | memoryview) -> bytes:
-    """Returns the hash of a leaf of "blake2b-tree", 32 bytes."""
-    return hashlib.blake2b(leaf, digest_size=32, person=b"fedseed leaf").digest()
+def leaf_hashes(data: memoryview) -> list[bytes]:
+    """Returns the hashes of the leaves of "blake2b-tree", 32 bytes each, of bytes that begin where a leaf does."""
+    leaves = (data[at : at + LEAF_BYTES] for at in range(0, len(data), LEAF_BYTES))
+    return [hashlib.blake2b(leaf, digest_size=32, person=b"fedseed leaf").digest() for leaf in leaves]
 
 
 def digest_of(tensors: Iterable[tuple[str, str, Sequence[int], Iterable[bytes | memoryview]]], kind: DigestKind) -> str:
@@ -39,13 +40,10 @@ def dense_digest(layout: Layout, data: bytes, kind: DigestKind) -> str:
         data: the bytes of all tensors, one after the other.
         kind: how they are hashed.
     """
-
-    def tensors() -> Iterator[tuple[str, str, Sequence[int], Iterable[bytes | memoryview]]]:
-        rest = memoryview(data)
-        for entry in layout.tensors:
-            size = entry.size * ITEM_BYTES[entry.dtype]
-            tensor, rest = rest[:size], rest[size:]
-            leaves = (leaf_hash(tensor[at : at + LEAF_BYTES]) for at in range(0, size, LEAF_BYTES))
-            yield entry.name, entry.dtype, entry.shape, leaves if kind == "blake2b-tree" else [tensor]
-
-    return digest_of(tensors(), kind)
+    tensors, rest = [], memoryview(data)
+    for entry in layout.tensors:
+        size = entry.size * ITEM_BYTES[entry.dtype]
+        tensor, rest = rest[:size], rest[size:]
+        parts = leaf_hashes(tensor) if kind == "blake2b-tree" else [tensor]
+        tensors.append((entry.name, entry.dtype, entry.shape, parts))
+    return digest_of(tensors, kind)

@@ -20,7 +20,7 @@ from itertools import chain, islice
 
 import torch
 
-from fedseed.weights.dense_digest import LEAF_BYTES, digest_of, leaf_hash
+from fedseed.weights.dense_digest import LEAF_BYTES, digest_of, leaf_hashes
 from fedseed.weights.layout import DigestKind
 
 PIECE_BYTES = 8 * LEAF_BYTES  # how much a thread hashes, and how much is copied from a GPU, at a time
@@ -33,10 +33,14 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor's bytes in order, where it lies; a copy only if its elements do not lie in order."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Returns a tensor's elements in order, as bytes (little-endian) on the CPU."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    return _raw(tensor.to("cpu")).numpy().data
 
 
 def hash_tensors(named: Named, kind: DigestKind = "blake2b", threads: int | None = None) -> str:
@@ -57,17 +61,12 @@ def hashed(
     """Returns what a digest is made of for each tensor: its bytes, or its leaves' hashes."""
     if kind == "blake2b-tree":
         return _hash_leaves(tensors, threads or torch.get_num_threads())
-    return (map(_on_host, _pieces(tensor)) for tensor in tensors)
+    return (map(_on_host, torch.split(_raw(tensor), PIECE_BYTES)) for tensor in tensors)
 
 
 def base_digest(model: torch.nn.Module, kind: DigestKind = "blake2b") -> str:
-    """Returns the hex digest of a whole model: of all its parameters and saved buffers."""
-    return hash_tensors(saved_tensors(model), kind)
-
-
-def saved_tensors(model: torch.nn.Module) -> Named:
-    """Returns all parameters and saved buffers of a model with their names; tied ones once, by the first name."""
-    return untied(model.state_dict(keep_vars=True).items())
+    """Returns the hex digest of a whole model: of all its parameters and saved buffers, tied ones once."""
+    return hash_tensors(untied(model.state_dict(keep_vars=True).items()), kind)
 
 
 def untied(named: Iterable[tuple[str, torch.Tensor]]) -> Named:
@@ -76,17 +75,6 @@ def untied(named: Iterable[tuple[str, torch.Tensor]]) -> Named:
     for name, tensor in named:
         once.setdefault(id(tensor), (name, tensor))
     return list(once.values())
-
-
-def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields a tensor's bytes in order, at most PIECE_BYTES at a time, on the tensor's device.
-
-    Nothing is copied unless the elements do not lie in order, which is rare among parameters.
-    """
-    flat = tensor.detach().contiguous().reshape(-1)
-    whole = flat.view(torch.uint8) if flat.numel() else flat
-    for start in range(0, len(whole), PIECE_BYTES):
-        yield whole[start : start + PIECE_BYTES]
 
 
 def _on_host(piece: torch.Tensor) -> memoryview:
@@ -98,18 +86,8 @@ def _on_host(piece: torch.Tensor) -> memoryview:
 
 def _hash_leaves(tensors: Sequence[torch.Tensor], threads: int) -> Iterator[list[bytes]]:
     """Yields the hashes of each tensor's leaves."""
-    pieces = [list(_pieces(tensor)) for tensor in tensors]
-    tasks = list(chain.from_iterable(pieces))
-    hashes: Iterator[list[bytes]]
-    if threads <= 1 or len(tasks) <= 1:
-        hashes = map(_hash_piece, tasks)
-    else:
-        with ThreadPoolExecutor(threads, "digest") as pool:  # hashing releases the interpreter's lock
-            hashes = iter(list(pool.map(_hash_piece, tasks)))
-    for own in pieces:
-        yield list(chain.from_iterable(islice(hashes, len(own))))
-
-
-def _hash_piece(piece: torch.Tensor) -> list[bytes]:
-    data = _on_host(piece)
-    return [leaf_hash(data[at : at + LEAF_BYTES]) for at in range(0, len(data), LEAF_BYTES)]
+    pieces = [torch.split(_raw(tensor), PIECE_BYTES) for tensor in tensors]
+    with ThreadPoolExecutor(threads, "digest") as pool:  # hashing releases the interpreter's lock
+        hashes = pool.map(lambda piece: leaf_hashes(_on_host(piece)), chain.from_iterable(pieces))
+        for own in pieces:
+            yield list(chain.from_iterable(islice(hashes, len(own))))

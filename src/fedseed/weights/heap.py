@@ -11,11 +11,11 @@ _LARGE = 1 << 16  # bytes
 
 @cache
 def _of_libc(name: str) -> Any:
-    """Returns a function of glibc; None with another C library."""
+    """Returns a function of glibc; with another C library one that does nothing."""
     try:
         return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError, TypeError):
-        return None
+        return lambda *_: None
 
 
 def give_back() -> None:
@@ -24,8 +24,7 @@ def give_back() -> None:
     glibc takes tensors below 32 MiB from a heap that shrinks from its end only: after a client's training hundreds of
     megabytes of gradients lie there, free but resident, below something small that lives on.
     """
-    if (trim := _of_libc("malloc_trim")) is not None:
-        trim(0)
+    _of_libc("malloc_trim")(0)
 
 
 def map_large() -> None:
@@ -34,9 +33,8 @@ def map_large() -> None:
     By default glibc does so up to the largest piece that was ever freed: one message of a megabyte, and those that
     follow make holes in the heap. Of a few threads each would have a heap of its own, with its own holes.
     """
-    if (mallopt := _of_libc("mallopt")) is not None:
-        mallopt(_MMAP_THRESHOLD, _LARGE)
-        mallopt(_ARENA_MAX, 1)
+    _of_libc("mallopt")(_MMAP_THRESHOLD, _LARGE)
+    _of_libc("mallopt")(_ARENA_MAX, 1)
 
 
 def collect_rarely() -> None:

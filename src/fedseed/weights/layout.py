@@ -34,15 +34,10 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Trainable tensors in order, seen as one vector of length `size`, cut into blocks at `boundaries`.
+    """Trainable tensors in order, seen as one vector of length `size`, cut into blocks at `boundaries`."""
 
-    Args:
-        tensors: the tensors, in the model's order; tied weights stand once.
-        boundaries: L + 1 ascending positions; the first is 0 and the last the vector's length.
-    """
-
-    tensors: tuple[TensorEntry, ...]
-    boundaries: tuple[int, ...]
+    tensors: tuple[TensorEntry, ...]  # in the model's order; tied weights stand once
+    boundaries: tuple[int, ...]  # L + 1 ascending positions; the first is 0 and the last the vector's length
 
     @cached_property
     def size(self) -> int:
@@ -73,11 +68,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Layout":
-        """Returns the layout that `to_json` was called on.
-
-        Raises:
-            ValueError: the boundaries do not fit the tensors.
-        """
+        """Returns the layout that `to_json` was called on. Raises ValueError if the boundaries do not fit it."""
         tensors = tuple(TensorEntry(str(n), tuple(int(i) for i in s), str(d)) for n, s, d in data["tensors"])
         layout = cls(tensors, tuple(int(b) for b in data["boundaries"]))
         ascending = all(a < b for a, b in pairwise(layout.boundaries))
@@ -107,17 +98,16 @@ def cut(sizes: Sequence[int], rule: BlockRule) -> tuple[int, ...]:
         if not 1 <= rule <= total:
             raise ValueError(f"blocks = {rule}: from 1 to the number of parameters, {total}")
         return tuple(total * i // rule for i in range(rule + 1))
+    if rule not in ("one", "tensor", "packed"):
+        raise ValueError(f'blocks = {rule!r}: choose "one", "tensor", "packed" or a number')
     if rule == "one":
         return (0, total)
-    boundaries = [0]
     budget = 0.9 * median(s for s in sizes if s) if rule == "packed" else 0.0
-    if rule not in ("tensor", "packed"):
-        raise ValueError(f'blocks = {rule!r}: choose "one", "tensor", "packed" or a number')
-    position = 0
+    boundaries, position = [0], 0
     for size in sizes:
         if position > boundaries[-1] and position + size - boundaries[-1] > budget:
             boundaries.append(position)
         position += size
-    if position > boundaries[-1]:  # unless only empty tensors came after the last cut
-        boundaries.append(position)
+    if total > boundaries[-1]:  # unless only empty tensors came after the last cut
+        boundaries.append(total)
     return tuple(boundaries)

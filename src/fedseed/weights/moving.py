@@ -20,18 +20,13 @@ PIECE = 1 << 22  # elements worked on at a time where a buffer is needed: bounds
 
 
 def move(
-    vector: Vector, terms: Sequence[Term], scale: float,
-    base: Sequence[torch.Tensor] | None = None, rounding: Rounding | None = None,
-) -> None:  # fmt: skip
-    """w = round((base or w) + scale * sum of the terms), stochastically only where all kernels take tensors."""
-    _move(vector, vector.preparing(terms, scale), scale, base, rounding)
-
-
-def _move(
     vector: Vector, prepare: Prepare, scale: float,
     base: Sequence[torch.Tensor] | None = None, rounding: Rounding | None = None,
 ) -> None:  # fmt: skip
-    """`move` of what is prepared: a sum, or steps that have scales of their own, too."""
+    """w = round((base or w) + scale * what is prepared), stochastically only where all kernels take tensors.
+
+    Steps that have scales of their own take 1.
+    """
     together: dict[kernels.Kernels, list[Job]] = {}  # what one launch can do
     copies: dict[int, torch.Tensor] = {}  # of tensors with gaps in memory
     for index, lo, hi, start, kernel, prepared in vector.pieces(prepare):
@@ -54,27 +49,26 @@ def _move(
 def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
     """One step after the other in one pass over w: the same roundings, so the same bits.
 
-    Raises:
-        ValueError: as `Vector.preparing` does; the weights are unchanged then.
+    Raises ValueError as `Vector.preparing` does; the weights are unchanged then.
     """
     sums = [(vector.parts(step.terms, step.scale), step.scale) for step in steps]
 
     def prepare(kernel: kernels.Kernels, block: int, length: int) -> Any:
         return kernel.prepare_steps([(parts(block), scale) for parts, scale in sums], length)
 
-    _move(vector, prepare, 1.0)
+    move(vector, prepare, 1.0)
 
 
-def write(out: torch.Tensor, values: torch.Tensor, rounding: Rounding, start: int) -> None:
+def write(out: torch.Tensor, values: torch.Tensor, rounding: Rounding | None, start: int) -> None:
     """out = values, rounded up or down with odds that make it right on average; float32 as they are.
 
     Args:
         out: 1-D, any of the dtypes of weights.
         values: float32, as many.
-        rounding: seed and step of the shared stream.
+        rounding: seed and step of the shared stream; None: to nearest.
         start: index of the first element in the parameter vector: each element has a random word of its own.
     """
-    if out.dtype == torch.float32:
+    if rounding is None or out.dtype == torch.float32:
         out.copy_(values)
         return
     kernel = kernels.current(out.device.type)
@@ -86,7 +80,7 @@ def move_by_pieces(
 ) -> None:
     """`move` with a buffer: rounded stochastically, or by what running averages make of the sum."""
     if moments is None and all(kernels.current(device.type).TENSORS for device in vector.devices):
-        move(vector, terms, scale, rounding=rounding)  # such kernels need none
+        move(vector, vector.preparing(terms, scale), scale, rounding=rounding)  # such kernels need none
         return
 
     def change(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
@@ -151,8 +145,5 @@ def _by_pieces(
             hi = min(lo + PIECE, last)
             start = begin + lo - first
             value = elements[lo:hi].float() + change(kernel, prepared, start, start + hi - lo).to(p.device)
-            if rounding is None:
-                elements[lo:hi].copy_(value)
-            else:
-                write(elements[lo:hi], value, rounding, start)
+            write(elements[lo:hi], value, rounding, start)
         write_back(p, elements)

@@ -1,8 +1,7 @@
 """Many changes in one pass over the weights, for replay: they are held back and carried out together.
 
 The bits are those of one change at a time: a sum that is rebuilt from the base, or whole weights, replace all before
-them, so that only the last one counts; other steps keep their roundings, each in its place, while a piece of the
-weights is in the cache.
+them; other steps keep their roundings, each in its place, while a piece of the weights is in the cache.
 """
 
 from fedseed.weights.change import Add, Change, Rebuild, Replace, Term

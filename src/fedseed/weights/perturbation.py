@@ -1,6 +1,6 @@
 """Evaluates a model at w + scale * v without changing w.
 
-While the mode below is active, every torch function that is given one of the space's parameters gets a perturbed copy
+While `Perturbation` is active, every torch function that is given one of the space's parameters gets a perturbed copy
 of it instead, made on the fly. The weights are never written, so they can't drift. Because the exchange happens where a
 parameter is *used*, tied weights, modules that reach for another module's weight, norm layers and functional code all
 see the perturbed value.
@@ -73,8 +73,8 @@ def can_exchange(model: torch.nn.Module) -> bool:
     return not any(isinstance(module, compiled) for module in model.modules())
 
 
-class Perturbation:
-    """Makes w + scale * direction, tensor by tensor or in parts of tensors: what `PerturbedUse` hands out.
+class Perturbation(TorchFunctionMode):
+    """Makes w + scale * direction, tensor by tensor; while it is active, torch functions get that instead of w.
 
     Args:
         vector: the tensors.
@@ -83,13 +83,13 @@ class Perturbation:
     """
 
     def __init__(self, vector: Vector, term: Term, scale: float) -> None:
+        super().__init__()
         self.vector = vector
         self._scale = scale
         self._part = Part(
             term.basis.spec_on(vector.layout.matrices), term.first, np.asarray(term.coefficients, dtype=np.float32)
         )
-        self._kernels: dict[str, kernels.Kernels] = {}  # by kind of device
-        self._prepared: dict[tuple[str, int], Any] = {}
+        self._prepared: dict[tuple[str, int], Any] = {}  # by kind of device and block
         self._small: dict[int, torch.Tensor] = {}  # perturbed copies of small tensors, which models use again
         self._layer: dict[int, torch.Tensor] = {}  # those of one layer, on a GPU
 
@@ -101,8 +101,8 @@ class Perturbation:
         if (known := self._small.get(id(parameter), self._layer.get(id(parameter)))) is not None:
             return known
         self._layer.clear()
-        launched = self._kernel_of(parameter).TENSORS
-        made = self.copies(self.vector.layer_of(parameter) if launched else [parameter])
+        launched = kernels.current(parameter.device.type).TENSORS
+        made = self.copies(self.vector.layers[id(parameter)] if launched else [parameter])
         self._small |= {name: copy for name, copy in made.items() if copy.numel() <= SMALL}
         if launched:
             self._layer = made
@@ -114,7 +114,7 @@ class Perturbation:
         jobs: dict[kernels.Kernels, list[Job]] = {}
         for p in parameters:
             out = torch.empty(p.numel(), dtype=p.dtype, device=p.device)
-            vector, kernel, start = self.vector, self._kernel_of(p), self.vector.start_of(p)
+            vector, kernel, start = self.vector, kernels.current(p.device.type), self.vector.start_of(p)
             source = vector.operand(kernel, p) if p.is_contiguous() else operand(kernel, flat(p))
             target = operand(kernel, out)
             jobs.setdefault(kernel, []).extend(
@@ -126,59 +126,78 @@ class Perturbation:
             kernel.move_all(own, self._scale)
         return made
 
-    def rows(self, parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
-        """Returns rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
-        block, kernel = self.vector.only_block(parameter), self._kernel_of(parameter)
-        if block is None or kernel.TENSORS or not parameter.is_contiguous():  # a GPU copies it as a whole
-            return None
-        width, start = parameter.shape[1], self.vector.start_of(parameter)
-        out = torch.empty(len(rows), width, dtype=parameter.dtype, device=parameter.device)
-        source, target = (operand(kernel, flat(t)).reshape(-1, width) for t in (parameter, out))
-        dtype, prepared = dtype_name(parameter), self._of(kernel, parameter, block)
-        for own, row in zip(target, rows.tolist(), strict=True):
-            kernel.move(own, source[row], dtype, prepared, self._scale, start + row * width)
-        return out
-
-    def product(self, x: torch.Tensor, parameter: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-        """Multiplies x by the transpose of a perturbed matrix, and adds a bias that is taken as it is.
-
-        Returns:
-            Shape (..., rows of the matrix); None if that is not possible without a copy of the matrix.
-        """
-        tensors = (x, parameter) if bias is None else (x, parameter, bias)
-        block, kernel = self.vector.only_block(parameter), self._kernel_of(parameter)
-        if (
-            kernel.product is None
-            or self._part.spec.name == "lowrank"
-            or block is None
-            or any(t.dtype != torch.float32 for t in tensors)
-            or not parameter.is_contiguous()
-            or parameter.shape[1] % 16
-        ):
-            return None
-        rows, columns = parameter.shape
-        out = kernel.product(
-            x.detach().reshape(-1, columns).contiguous().numpy(),
-            self.vector.operand(kernel, parameter).reshape(rows, columns),
-            None if bias is None else bias.detach().numpy(),
-            self._of(kernel, parameter, block), self._scale, self.vector.start_of(parameter),
-            lambda count: self.vector.scratch(count).numpy(),
-        )  # fmt: skip
-        return torch.from_numpy(out).contiguous().view(*x.shape[:-1], rows)
-
-    def _kernel_of(self, parameter: torch.Tensor) -> kernels.Kernels:
-        """Returns the kernels for a parameter's device, which are looked up once."""
-        kind = parameter.device.type
-        if kind not in self._kernels:
-            self._kernels[kind] = kernels.current(kind)
-        return self._kernels[kind]
-
     def _of(self, kernel: kernels.Kernels, parameter: torch.Tensor, block: int) -> Any:
         """Returns the direction as the kernels of a parameter's device take it."""
         key = parameter.device.type, block
         if key not in self._prepared:
             self._prepared[key] = kernel.prepare([self._part], self.vector.layout.block_sizes[block])
         return self._prepared[key]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls `func` with perturbed copies; torch calls this in its place, and the mode is off inside."""
+        kwargs = kwargs or {}
+        way = way_of(func)
+        if way == "ask":
+            return func(*args, **kwargs)
+        if way != "any" and not torch.is_grad_enabled():  # a graph would hold on to the copies
+            if way == "embedding":
+                rows = self._looked_up(*args, **kwargs)
+                if rows is not None:
+                    return rows
+            else:
+                w = args[1] if len(args) > 1 else kwargs["weight"]
+                if w.numel() >= FUSED and w.is_cpu and w in self.vector:
+                    return self._large(func, *args, **kwargs)
+        if any(isinstance(value, _MAY_HOLD) for value in args):
+            args = [self._exchange(a) for a in args]
+        return func(*args, **{k: self._exchange(v) for k, v in kwargs.items()})
+
+    def _exchange(self, value: Any) -> Any:
+        return exchanged(value, self.vector, self.whole)
+
+    def _looked_up(
+        self, input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any
+    ) -> torch.Tensor | None:
+        """Returns the rows of an embedding that are asked for; None where that is not less work, or not possible."""
+        if weight not in self.vector or max_norm is not None or input.numel() >= weight.shape[0]:
+            return None
+        block, kernel = self.vector.only_block(weight), kernels.current(weight.device.type)
+        if block is None or kernel.TENSORS or not weight.is_contiguous():  # a GPU copies it as a whole
+            return None
+        width, start = weight.shape[1], self.vector.start_of(weight)
+        out = torch.empty(*input.shape, width, dtype=weight.dtype, device=weight.device)
+        source, target = (operand(kernel, flat(t)).reshape(-1, width) for t in (weight, out))
+        dtype, prepared = dtype_name(weight), self._of(kernel, weight, block)
+        for own, row in zip(target, input.reshape(-1).tolist(), strict=True):
+            kernel.move(own, source[row], dtype, prepared, self._scale, start + row * width)
+        return out
+
+    def _large(
+        self, func: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns a product with a large matrix, whose copy is made as it goes on where that is possible."""
+        bias, (rows, columns) = self._exchange(bias), weight.shape
+        block, kernel = self.vector.only_block(weight), kernels.current(weight.device.type)
+        if (
+            torch.is_autocast_enabled("cpu")
+            or torch.get_float32_matmul_precision() != "highest"
+            or input.numel() // columns not in FUSED_INPUTS
+            or kernel.product is None
+            or self._part.spec.name == "lowrank"
+            or block is None
+            or any(t is not None and t.dtype != torch.float32 for t in (input, weight, bias))
+            or not weight.is_contiguous()
+            or columns % 16
+        ):
+            return func(input, self._exchange(weight), bias)
+        out = kernel.product(
+            input.detach().reshape(-1, columns).contiguous().numpy(),
+            self.vector.operand(kernel, weight).reshape(rows, columns),
+            None if bias is None else bias.detach().numpy(),
+            self._of(kernel, weight, block), self._scale, self.vector.start_of(weight),
+            lambda count: self.vector.scratch(count).numpy(),
+        )  # fmt: skip
+        return torch.from_numpy(out).contiguous().view(*input.shape[:-1], rows)
 
 
 def can_stand_in(model: torch.nn.Module, vector: Vector) -> bool:
@@ -204,8 +223,8 @@ def can_stand_in(model: torch.nn.Module, vector: Vector) -> bool:
 def in_place_of(perturbation: Perturbation) -> Iterator[None]:
     """Inside the block, the parameters' memory is that of perturbed copies; afterwards it is their own again.
 
-    What a function sees has the same bits as in `PerturbedUse`. All copies are there at once, which a small model can
-    afford, and no function is asked what it is given, which takes half as long again as a small model's work.
+    What a function sees has the same bits as while the perturbation is active. All copies are there at once, which a
+    small model can afford, and no function is asked what it is given: half as much again as a small model's work.
     """
     parameters = perturbation.vector.parameters
     own = [p.data for p in parameters]
@@ -217,71 +236,3 @@ def in_place_of(perturbation: Perturbation) -> Iterator[None]:
     finally:
         for p, data in zip(parameters, own, strict=True):
             p.data = data
-
-
-class PerturbedUse(TorchFunctionMode):
-    """Hands w + scale * v to torch functions instead of w.
-
-    Args:
-        perturbation: makes perturbed copies of the parameters of its vector.
-    """
-
-    def __init__(self, perturbation: Perturbation) -> None:
-        super().__init__()
-        self._perturbation = perturbation
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls `func` with perturbed copies; torch calls this in its place, and the mode is off inside."""
-        kwargs = kwargs or {}
-        way = way_of(func)
-        if way == "ask":
-            return func(*args, **kwargs)
-        if way != "any" and not torch.is_grad_enabled():  # a graph would hold on to the copies
-            if way == "embedding":
-                rows = self._looked_up(*args, **kwargs)
-                if rows is not None:
-                    return rows
-            else:
-                w = args[1] if len(args) > 1 else kwargs["weight"]
-                if w.numel() >= FUSED and w.is_cpu and self._ours(w):
-                    return self._large(func, *args, **kwargs)
-        for value in args:
-            if isinstance(value, _MAY_HOLD):
-                args = [self._exchange(a) for a in args]
-                break
-        if kwargs:
-            kwargs = {k: self._exchange(v) for k, v in kwargs.items()}
-        return func(*args, **kwargs)
-
-    def _ours(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value in self._perturbation.vector
-
-    def _exchange(self, value: Any) -> Any:
-        return exchanged(value, self._perturbation.vector, self._perturbation.whole)
-
-    def _looked_up(
-        self,
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        padding_idx: Any = None,
-        max_norm: Any = None,
-        *_: Any,
-        **__: Any,
-    ) -> torch.Tensor | None:
-        """Returns the rows of an embedding that are asked for; None where that is not less work, or not possible."""
-        if not self._ours(weight) or max_norm is not None or input.numel() >= weight.shape[0]:
-            return None
-        rows = self._perturbation.rows(weight, input.reshape(-1))
-        return None if rows is None else rows.view(*input.shape, weight.shape[1])
-
-    def _large(
-        self, func: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Returns a product with a large matrix."""
-        bias, plain = self._exchange(bias), not torch.is_autocast_enabled("cpu")
-        few = input.numel() // weight.shape[1] in FUSED_INPUTS
-        if plain and few and torch.get_float32_matmul_precision() == "highest":
-            out = self._perturbation.product(input, weight, bias)
-            if out is not None:
-                return out
-        return func(input, self._exchange(weight), bias)

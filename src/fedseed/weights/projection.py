@@ -36,14 +36,7 @@ class Projection:
         self._sums: list[Any] = [0.0] * len(counts)
 
     def add(self, index: int, values: torch.Tensor, lo: int, scale: float = 1.0) -> None:
-        """Add scale * values.
-
-        Args:
-            index: which tensor of the space they belong to.
-            values: its elements lo, lo + 1, ... in order, float32.
-            lo: where they begin in the tensor.
-            scale: multiplies them.
-        """
+        """Add scale * values: float32, the elements lo, lo + 1, ... of tensor `index`, in order."""
         vector = self._vector
         start = vector.start_of(vector.parameters[index]) + lo
         flat = values.detach().reshape(-1)
@@ -95,7 +88,7 @@ def project_change(
     vector: Vector, saved: Sequence[torch.Tensor], basis: Basis, counts: Sequence[int],
     now: Sequence[torch.Tensor] | None = None,
 ) -> list[Floats]:  # fmt: skip
-    """V^T (saved - w), block by block, without a vector of length d.
+    """V^T (saved - w), one float32 array per block, without a vector of length d.
 
     Args:
         vector: a space's tensors.
@@ -103,9 +96,6 @@ def project_change(
         basis: where the directions come from.
         counts: K_l for each block.
         now: float32 copies to take in place of the weights, where these are only their rounding.
-
-    Returns:
-        One float32 array per block.
     """
     products, ends = Projection(vector, basis, counts), now or vector.parameters
     if (sums := _at_once(vector, saved, ends, basis.spec_on(vector.layout.matrices), counts)) is not None:

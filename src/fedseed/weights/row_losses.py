@@ -7,8 +7,7 @@ from typing import TypeVar
 import torch
 
 from fedseed.randomness import Basis
-from fedseed.weights.perturbed_rows import Move, PerturbedRows, moves_of
-from fedseed.weights.row_use import RowsError
+from fedseed.weights.perturbed_rows import PerturbedRows, RowsError, moves_of
 from fedseed.weights.space import ParameterSpace
 
 Item = TypeVar("Item")
@@ -56,7 +55,7 @@ def row_losses(
     rows = [number for number, count in zip(range(len(moves)), each, strict=True) for _ in range(count)]
 
     def around(numbers: Sequence[int]) -> AbstractContextManager[PerturbedRows]:
-        return space.perturbed_rows(basis, *zip(*(moves[number] for number in numbers), strict=True))
+        return space.rows.shown(basis, [moves[number] for number in numbers])
 
     def in_one_pass() -> torch.Tensor | None:
         with torch.no_grad(), around(rows) as used:
@@ -70,26 +69,14 @@ def row_losses(
             found = None
         if found is not None:
             return found
-    return _by_direction(space, losses, items, basis, moves, together is not None)
-
-
-def _by_direction(
-    space: ParameterSpace,
-    losses: Callable[[Sequence[Item]], torch.Tensor],
-    items: Sequence[Item],
-    basis: Basis,
-    moves: Sequence[Move],
-    often: bool,
-) -> torch.Tensor:
-    """The losses with one pass for each direction; `often`: the model is called many times."""
     places, parts = [], []
     for move in dict.fromkeys(moves):
         own = [i for i, other in enumerate(moves) if other == move]
-        with torch.no_grad(), space.perturbed(basis, *move, often=often):
+        with torch.no_grad(), space.perturbed(basis, *move, often=together is not None):
             part = losses([items[i] for i in own])
         if part.shape != (len(own),):
             raise ValueError(f"the losses of {len(own)} items have shape {tuple(part.shape)}")
         places += own
         parts.append(part)
-    found = torch.cat(parts)
-    return found[torch.argsort(torch.tensor(places, device=found.device))]
+    joined = torch.cat(parts)
+    return joined[torch.argsort(torch.tensor(places, device=joined.device))]

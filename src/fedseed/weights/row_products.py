@@ -70,8 +70,7 @@ class _OfRows(_Mapped):
     def of(cls, *args: Any) -> Any:
         """`apply`, by a short way where torch has it: its own takes as long as a small layer's product.
 
-        Args:
-            args: what `vmap` takes; a tensor in a tuple is mapped over in `Row` alone.
+        Of tensors in tuples, only those in `Row` are mapped over.
         """
         if not SHORT:
             return cls.apply(*args)  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ same batch, so their gradients are equal: each keeps its run of them, and nothin
 functions of an entry's place in the vector, so steps move shards to the bits of whole weights.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from fedseed.weights.change import Floats
 from fedseed.weights.dense_digest import digest_of
 from fedseed.weights.digest import hashed, tensor_bytes
 from fedseed.weights.heap import map_large
-from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout
+from fedseed.weights.layout import BlockRule, DigestKind, Layout
 from fedseed.weights.space import ParameterSpace
 from fedseed.weights.vector import Vector
 
@@ -63,12 +63,7 @@ class _OwnRun:
 
 
 class ShardedVector(Vector):
-    """The vector of whole tensors, of which a run of each one's rows is here.
-
-    Args:
-        parameters: the runs.
-        layout: of the whole tensors.
-    """
+    """The vector of whole tensors, whose layout it has; of each one's rows a run is here."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], layout: Layout) -> None:
         super().__init__(parameters, layout)
@@ -105,28 +100,18 @@ class ShardedSpace(ParameterSpace):
     def perturbed(self, basis: Any, k: int, scale: float, often: bool = False) -> Any:
         return super().perturbed(basis, k, scale, often=True)  # functions are given gathered copies, which nobody knows
 
-    def _wholes(self, runs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    def _wholes(self, runs: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yields whole tensors, one after the other, of every process' runs of them."""
         for own, p in zip(runs, self._shards, strict=True):
             about = {"shape": p.shape, "stride": p.stride()}
             yield DTensor.from_local(own.detach(), p.device_mesh, p.placements, run_check=False, **about).full_tensor()
 
-    def _bytes(self, runs: Sequence[torch.Tensor]) -> bytes:
-        parts = [b"" if dist.get_rank() else tensor_bytes(whole) for whole in self._wholes(runs)]
-        return b"".join(parts)
+    def _bytes(self, tensors: Iterable[torch.Tensor]) -> bytes:
+        return b"".join(b"" if dist.get_rank() else tensor_bytes(whole) for whole in self._wholes(tensors))
 
     def digest(self) -> str:
         each, kind = zip(self.layout.tensors, self._wholes(self.parameters), strict=True), self.digest_kind
         return digest_of(((e.name, e.dtype, e.shape, next(iter(hashed([whole], kind)))) for e, whole in each), kind)
-
-    def dense(self) -> bytes:
-        return self._bytes(self.parameters)
-
-    def take_gradient(self) -> bytes:
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        for p in self.parameters:
-            p.grad = None
-        return self._bytes(gradients)
 
     def difference(self, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None) -> Floats:
         runs = [s.float() - p.detach().float() for p, s in zip(now or self.parameters, saved, strict=True)]
@@ -134,19 +119,6 @@ class ShardedSpace(ParameterSpace):
 
     def norm(self) -> float:
         return float(np.linalg.norm(self.vector.each(super().norm())))
-
-    @torch.no_grad()
-    def _replace(self, data: bytes) -> None:
-        if len(data) != self.layout.dense_bytes:
-            raise ValueError(f"{len(data)} bytes for a space of {self.layout.dense_bytes}")
-        position = first = 0
-        for p, e in zip(self.parameters, self.layout.tensors, strict=True):
-            width = ITEM_BYTES[e.dtype]
-            at = position + (self.vector.start_of(p) - first) * width
-            if p.numel():
-                part = bytearray(memoryview(data)[at : at + p.numel() * width])
-                p.copy_(torch.frombuffer(part, dtype=p.dtype).view(p.shape))
-            position, first = position + e.size * width, first + e.size
 
 
 def _arrived(own: torch.nn.Parameter, p: Any) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from fedseed.weights import moving, projection
 from fedseed.weights.change import Add, Average, Change, Coefficients, Entries, Floats, Optimize, Rebuild, Replace, Term
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
-from fedseed.weights.perturbation import Perturbation, PerturbedUse, can_exchange, can_stand_in, in_place_of
+from fedseed.weights.perturbation import Perturbation, can_exchange, can_stand_in, in_place_of
 from fedseed.weights.perturbed_rows import PerturbedRows, Rows, moves_of
 from fedseed.weights.vector import Vector, flat, move_entries
 
@@ -70,7 +71,7 @@ class ParameterSpace:
         match change:
             case Add(terms, scale, None):
                 if terms:
-                    moving.move(self.vector, terms, scale)
+                    moving.move(self.vector, self.vector.preparing(terms, scale), scale)
             case Add(terms, scale, rounding):
                 moving.move_by_pieces(self.vector, terms, scale, rounding)
             case Rebuild():
@@ -90,8 +91,7 @@ class ParameterSpace:
     def apply_adds(self, changes: Sequence[Add]) -> None:
         """Several `Add`s that round to nearest, in one pass over w; each rounds in its turn, so the bits are the same.
 
-        Raises:
-            ValueError: as `apply` does; the weights are unchanged then.
+        Raises ValueError as `apply` does; the weights are unchanged then.
         """
         if any(change.rounding is not None for change in changes):
             raise ValueError("changes that are rounded stochastically are applied one by one")
@@ -108,14 +108,12 @@ class ParameterSpace:
             coefficients: 1-D, used on all blocks; or one 1-D array per block.
             scale: multiplies the sum.
             first: index of the first direction.
-
-        Raises:
-            ValueError: as `apply` does.
         """
         self.apply(Add([Term(basis, coefficients, first)], scale))
 
     def _rebuild(self, change: Rebuild) -> None:
-        moving.move(self.vector, change.terms, change.scale, self._kept_base("Rebuild"))
+        base = self._kept_base("Rebuild")
+        moving.move(self.vector, self.vector.preparing(change.terms, change.scale), change.scale, base)
         self._rebuilt, self._moved = change, False
 
     def _optimize(self, change: Optimize) -> None:
@@ -156,16 +154,18 @@ class ParameterSpace:
             raise
         self.restore([total.float() for total in totals])
 
+    @torch.no_grad()
     def _replace(self, data: bytes) -> None:
         if len(data) != self.layout.dense_bytes:
             raise ValueError(f"{len(data)} bytes for a space of {self.layout.dense_bytes}")
-        position = 0
-        buffer = bytearray(data)  # torch wants memory that it could write to
-        with torch.no_grad():
-            for p, e in zip(self.parameters, self.layout.tensors, strict=True):
-                part = torch.frombuffer(buffer, dtype=p.dtype, count=e.size, offset=position) if e.size else p
-                p.copy_(part.reshape(p.shape))
-                position += e.size * ITEM_BYTES[e.dtype]
+        position = first = 0  # of a tensor, in the bytes and in the vector
+        for p, e in zip(self.parameters, self.layout.tensors, strict=True):
+            width = ITEM_BYTES[e.dtype]
+            at = position + (self.vector.start_of(p) - first) * width
+            if p.numel():
+                part = bytearray(memoryview(data)[at : at + p.numel() * width])  # torch wants memory it could write to
+                p.copy_(torch.frombuffer(part, dtype=p.dtype).view(p.shape))
+            position, first = position + e.size * width, first + e.size
 
     def keep_base(self) -> None:
         """Keep a copy of the weights as they are: what `Rebuild` starts from."""
@@ -188,15 +188,7 @@ class ParameterSpace:
         """
         if self._base is None or self._moved:
             return None
-        before = self._rebuilt
-
-        def go_back() -> None:
-            if before is None:
-                self.restore_base()
-            else:
-                self._rebuild(before)
-
-        return go_back
+        return self.restore_base if self._rebuilt is None else partial(self._rebuild, self._rebuilt)
 
     def _kept_base(self, what: str) -> Sequence[torch.Tensor]:
         if self._base is None:
@@ -242,13 +234,10 @@ class ParameterSpace:
         """Inside the block, forward passes see w + scale * direction(k); afterwards w has the same bits as before.
 
         Nothing is added to and subtracted from the weights. Each torch function gets a perturbed copy of the
-        parameters it uses (`weights.perturbation`), rounded to the dtype as `add` rounds; a tiny model has such copies
-        in the place of all its parameters, which is quicker and gives the same bits. Otherwise the weights are changed
-        and put back from a copy: of a model with scripted or compiled parts, and after steps of the rule "hiso".
-
-        After these each entry of the direction is divided by what they have learnt of it: such a space moves along
-        v / (sqrt(h) + eps), to be evaluated and by steps alike. That is of the state that steps make, so whoever has
-        taken the same ones sees the same weights.
+        parameters it uses (`weights.perturbation`), rounded to the dtype as `add` rounds. Otherwise the weights are
+        changed and put back from a copy: of a model with scripted or compiled parts, and after steps of the rule
+        "hiso". After these each entry of the direction is divided by what they have learnt of it: such a space moves
+        along v / (sqrt(h) + eps), to be evaluated and by steps alike.
 
         Args:
             basis: where the direction comes from.
@@ -261,8 +250,7 @@ class ParameterSpace:
         learnt = moments if moments is not None and moments.rule.kind == "hiso" else None
         if can_exchange(self.model) and not often and learnt is None:
             perturbation = Perturbation(self.vector, term, scale)
-            tiny = can_stand_in(self.model, self.vector)
-            with in_place_of(perturbation) if tiny else PerturbedUse(perturbation):
+            with in_place_of(perturbation) if can_stand_in(self.model, self.vector) else perturbation:
                 yield
             return
         saved, moved = self.snapshot(), self._moved
@@ -331,12 +319,16 @@ class ParameterSpace:
 
     def dense(self) -> bytes:
         """All trainable tensors, in order, in their own dtypes, as bytes (little-endian): what `Replace` takes."""
-        return b"".join(tensor_bytes(p) for p in self.parameters)
+        return self._bytes(self.parameters)
 
     def take_gradient(self) -> bytes:
         """The trainable tensors' gradients as `dense` has weights (zeros where there is none); they are freed."""
-        parts = []
-        for p in self.parameters:
-            gradient, p.grad = p.grad, None
-            parts.append(tensor_bytes(torch.zeros_like(p) if gradient is None else gradient))
-        return b"".join(parts)
+        return self._bytes(map(_take_gradient, self.parameters))
+
+    def _bytes(self, tensors: Iterable[torch.Tensor]) -> bytes:
+        return b"".join(map(tensor_bytes, tensors))
+
+
+def _take_gradient(p: torch.nn.Parameter) -> torch.Tensor:
+    gradient, p.grad = p.grad, None
+    return torch.zeros_like(p) if gradient is None else gradient

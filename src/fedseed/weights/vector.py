@@ -42,8 +42,8 @@ class Vector:
         """What all processes that hold parts of the vector have found of theirs, in order: here there is one."""
         return [own]
 
-    def __contains__(self, tensor: object) -> bool:
-        return id(tensor) in self._starts
+    def __contains__(self, value: object) -> bool:
+        return id(value) in self._starts
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -54,12 +54,9 @@ class Vector:
         """Index of a tensor's first element in the vector."""
         return self._starts[id(parameter)]
 
-    def layer_of(self, parameter: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The tensors of the layer that a tensor belongs to, on its device: whose names begin alike up to a number."""
-        return self._layers[id(parameter)]
-
     @cached_property
-    def _layers(self) -> dict[int, list[torch.Tensor]]:
+    def layers(self) -> dict[int, list[torch.Tensor]]:
+        """By tensors' ids, the tensors of the same layer on the same device: whose names begin alike up to a number."""
         layers: dict[tuple[str, torch.device], list[torch.Tensor]] = {}
         own = {}
         for p, entry in zip(self.parameters, self.layout.tensors, strict=True):
@@ -106,9 +103,8 @@ class Vector:
     def preparing(self, terms: Sequence[Term], scale: float) -> Prepare:
         """Returns a function that prepares a sum of terms, for `pieces`.
 
-        Raises:
-            ValueError: the scale or a coefficient is not finite, the number of arrays is not that of the blocks, or the
-                terms have bases of different names.
+        Raises ValueError if the scale or a coefficient is not finite, the number of arrays is not that of the blocks,
+        or the terms have bases of different names.
         """
         parts = self.parts(terms, scale)
         return lambda kernel, block, length: kernel.prepare(parts(block), length)
@@ -185,9 +181,8 @@ def operand(kernel: kernels.Kernels, elements: torch.Tensor) -> Any:
 def move_entries(vector: Vector, change: Entries) -> None:
     """w[i] = round(w[i] + scale * v[i]).
 
-    Raises:
-        ValueError: the scale or a value is not finite, an entry is not in the vector, or entries do not ascend; the
-            weights are unchanged then.
+    Raises ValueError if the scale or a value is not finite, an entry is not in the vector, or entries do not ascend;
+    the weights are unchanged then.
     """
     check_scale(change.scale)
     at = 0
