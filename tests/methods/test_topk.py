@@ -8,8 +8,8 @@ from fedseed.aggregation.median import Median
 from fedseed.errors import MessageError
 from fedseed.methods import topk
 from fedseed.methods.feedback import CHUNK
-from fedseed.methods.payload import About, to_floats
-from fedseed.methods.topk import KeptEntries, Small, quantized
+from fedseed.methods.payload import About, Small, to_floats
+from fedseed.methods.topk import KeptEntries, quantized
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
 from support.zeroth_order import federation, model
@@ -35,7 +35,7 @@ def test_what_is_sent_is_the_formula(bits):
     method, state = started(TopK(share=0.01, bits=bits))
     p = np.random.default_rng(bits).standard_cauchy(SIZE).astype(np.float32)
     update = method.decode_update(state, 1, method.compressed(state, p, 1).encode())
-    q = dense(update.patch(state.counts))
+    q = dense(update.patch(method.counts(state)))
     for number, chunk in enumerate(np.split(np.arange(SIZE), [CHUNK, 2 * CHUNK])):
         kept = chunk[q[chunk] != 0]
         assert len(kept) == round(0.01 * len(chunk))
@@ -47,7 +47,7 @@ def test_what_is_sent_is_the_formula(bits):
     about = About(method, state, "update")
     assert update.size(about) == pytest.approx(np.sqrt(np.square(q).sum() / SIZE))
     turned = update.with_numbers(-update.numbers(about), about)
-    np.testing.assert_array_equal(dense(turned.patch(state.counts)), -q)
+    np.testing.assert_array_equal(dense(turned.patch(method.counts(state))), -q)
     np.testing.assert_array_equal(turned.numbers(about), -np.sign(q[q != 0]))
     assert (update.with_numbers(np.zeros(len(turned.codes.numbers)), about).numbers(about) == 1).all()
 
@@ -68,25 +68,25 @@ def test_what_is_zero_counts_as_positive():
     p[9], p[CHUNK + 3] = -8.0, 8.0
     update = method.compressed(state, p, 1)
     assert (update.codes.numbers >= 2).sum() == 1  # the sign bit
-    entries = method.decode_update(state, 1, update.encode()).patch(state.counts)
+    entries = method.decode_update(state, 1, update.encode()).patch(method.counts(state))
     assert np.flatnonzero(entries.values < 0).tolist() == [list(entries.offsets).index(9)]
     found = dense(entries)[[9, CHUNK + 3]]  # levels 2, 1, 1 and 1 fit 8, 0, 0 and 0 best at 16/7
     np.testing.assert_allclose(found, [-32 / 7, 32 / 7], rtol=2**-8)
     last = entries.offsets >= 2 * CHUNK
     assert (entries.values[last] > 0).all() and entries.values[last].max() < 1e-37
     huge = KeptEntries(np.full(3, 3e38, np.float32), update.places, update.codes)
-    assert np.isinf(huge.patch(state.counts).values).sum() == 2  # without a warning
+    assert np.isinf(huge.patch(method.counts(state)).values).sum() == 2  # without a warning
     whole = started(method, Layout((TensorEntry("a", (CHUNK,), "float32"),), (0, CHUNK)))[1]
     assert len(method.compressed(whole, p[:CHUNK], 1).places.numbers) == 4
     silent = KeptEntries(np.zeros(3, np.float32), update.places, update.codes)  # a scale of 0 is possible
-    assert not method.decode_update(state, 1, silent.encode()).patch(state.counts).values.any()
+    assert not method.decode_update(state, 1, silent.encode()).patch(method.counts(state)).values.any()
 
 
 def test_a_step_is_what_the_rule_makes_of_the_entries(monkeypatch):
     monkeypatch.setattr(topk, "_TOGETHER", 1)  # chunk by chunk
     method, state = started(TopK(share=0.5))
     updates = [method.compressed(state, np.random.default_rng(i).normal(size=SIZE), 1) for i in range(3)]
-    each = [dense(update.patch(state.counts)) for update in updates]
+    each = [dense(update.patch(method.counts(state))) for update in updates]
     made = [(i, weight, update) for (i, update), weight in zip(enumerate(updates), (0.5, 0.3, 0.2), strict=True)]
     for rule, expected in ((None, 0.5 * each[0] + 0.3 * each[1] + 0.2 * each[2]), (Median(), np.median(each, axis=0))):
         step = method.decode_step(state, method.aggregate(state, answers(1, made, rule)).encode())

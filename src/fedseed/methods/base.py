@@ -117,8 +117,10 @@ class Answers(Sequence[Answer]):
     def combine(self, vectors: Part) -> NDArray[np.float64]:
         """Returns what the rule makes of a vector of each client: with the mean, sum_i c_i v_i in double precision.
 
-        Shorter vectors are filled up with zeros.
+        Shorter vectors are filled up with zeros. Of no vectors it makes one of no entries: nobody answered.
         """
+        if not vectors:
+            return np.zeros(0)
         (outcome,) = self.combine_parts([vectors])
         return outcome
 
@@ -132,7 +134,7 @@ class Answers(Sequence[Answer]):
 
     def tally(self, votes: Part) -> NDArray[np.float64]:
         """Returns what the rule makes of clients' votes, entry by entry; with the mean, their sum without weights."""
-        return np.sum(votes, axis=0, dtype=np.float64) if self.rule.linear else self.combine(votes)
+        return np.sum(votes, axis=0, dtype=np.float64) if self.rule.linear and votes else self.combine(votes)
 
     def accumulate(
         self, before: NDArray[Any], indices: Sequence[NDArray[np.integer[Any]]], values: Sequence[NDArray[Any]]

@@ -13,23 +13,13 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.aggregation.base import Parts
+from fedseed.aggregation.base import Part, Parts
 from fedseed.methods.base import EVERY_STEP, NEWEST_STEP, Answers, CatchUp
-from fedseed.methods.payload import (
-    SMALLEST_MOVE,
-    About,
-    Floats,
-    Payload,
-    Scalar,
-    State,
-    Tensors,
-    from_floats,
-    to_floats,
-)
+from fedseed.methods.payload import SMALLEST_MOVE, About, Payload, Scalar, State, Tensors, from_floats, to_floats
 from fedseed.methods.server import Served
 from fedseed.optimizers.rules import Moments
 from fedseed.randomness import Domain, derive, kernels
-from fedseed.weights.change import NOTHING, Change, Replace, Rounding
+from fedseed.weights.change import NOTHING, Change, Floats, Replace, Rounding
 from fedseed.weights.layout import ITEM_BYTES, Layout
 
 COORDINATOR = 0xFFFFFFFF  # no client's number: whose numbers an average is rounded by
@@ -76,9 +66,8 @@ class WholeTensors(Payload):
 
     def mean_square(self, about: About) -> float:
         """Returns the root of the mean square of the vector's entries."""
-        layout = about.state.layout
-        squares = sum(float(np.square(part).sum()) for part in pieces(layout, self.data, self.before(about)))
-        return sqrt(squares / layout.size)
+        parts = pieces(about.state.layout, self.data, self.before(about))
+        return sqrt(sum(float(np.square(part).sum()) for part in parts) / about.state.layout.size)
 
     def vector(self, about: About) -> Floats:
         return np.concatenate(list(pieces(about.state.layout, self.data, self.before(about)))).astype(np.float32)
@@ -86,10 +75,9 @@ class WholeTensors(Payload):
     def with_vector(self, vector: NDArray[Any], about: About) -> Self:
         """Returns it with the tensors that a vector stands for, rounded to each one's dtype."""
         layout, before = about.state.layout, self.before(about)
-        parts: Iterator[NDArray[np.float64]] = (vector[at.start : at.stop].astype(np.float64) for at in cut(layout))
-        if before is not None:
-            parts = map(np.add, parts, pieces(layout, before))
-        return replace(self, data=rounded(layout, parts).data)  # type: ignore[type-var]
+        parts = (vector[at.start : at.stop].astype(np.float64) for at in cut(layout))
+        whole = parts if before is None else map(np.add, parts, pieces(layout, before))
+        return replace(self, data=rounded(layout, whole).data)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
@@ -109,10 +97,6 @@ class Weights(WholeTensors):
         return max(SMALLEST_MOVE, self.mean_square(about)) if self.data and self.before(about) is not None else 0.0
 
 
-def _nothing() -> Floats:
-    return np.zeros(0, dtype=np.float32)
-
-
 @dataclass(frozen=True)
 class DenseState(State):
     """What the coordinator keeps.
@@ -126,8 +110,8 @@ class DenseState(State):
     remembered: ClassVar[tuple[str, ...]] = ("first", "second")
 
     weights: Weights | None = None
-    first: Floats = field(default_factory=_nothing)
-    second: Floats = field(default_factory=_nothing)
+    first: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    second: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
         state = super().load_state_dict(arrays)
@@ -146,13 +130,11 @@ class DenseState(State):
         sent = [update.data for update in answers.updates]
         origin = self.weights if of_moves and answers.rule.geometric else None
 
-        def parts() -> Iterator[list[NDArray[Any]]]:
+        def parts() -> Iterator[Part]:
             for at in cut(self.layout):
-                part: list[NDArray[Any]] = [to_floats(one[at.where], at.dtype) for one in sent]
-                if origin is not None:
-                    before = to_floats(origin.data[at.where], at.dtype).astype(np.float64)
-                    part = [one - before for one in part]
-                yield part
+                part = [to_floats(one[at.where], at.dtype) for one in sent]
+                before = None if origin is None else to_floats(origin.data[at.where], at.dtype).astype(np.float64)
+                yield part if before is None else [one - before for one in part]
 
         combined = answers.combine_parts(Parts(parts))
         return combined if origin is None else map(np.add, combined, pieces(self.layout, origin.data))
@@ -184,10 +166,8 @@ class Dense(Served):
         if self.server == "average" or not answers:
             return state
         moments = self._moments(state)
-        at = 0
-        for part in self.wanted(state, answers):
-            moments.take(part, at)
-            at += len(part)
+        for at, part in zip(cut(state.layout), self.wanted(state, answers), strict=True):
+            moments.take(part, at.start)
         return replace(state, first=moments.first, second=moments.second)
 
     def _moments(self, state: Any) -> Moments:

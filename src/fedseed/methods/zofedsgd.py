@@ -147,8 +147,6 @@ class ZOFedSGD(Population, Stepwise):
         if self.own_seeds:
             scalars = np.array([c * rho / n for _, c, u in answers for rho in u.scalars.tolist()], dtype=np.float32)
             return Projections(scalars, indices=np.array([u.indices[0] for u in answers.updates], dtype=np.uint32))
-        if not answers:
-            return Projections(np.zeros(0, dtype=np.float32))
         return Projections((answers.combine([u.scalars for u in answers.updates]) / n).astype(np.float32))
 
     def change(self, state: StepState, step: Projections) -> Change:
