@@ -14,6 +14,7 @@ from fedseed.federation.large import fetch
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.session import Session
 from fedseed.orbit import Header
+from fedseed.weights.dense_digest import dense_digest
 
 BRING_SECONDS = 60.0  # for a client to bring them, before another is asked
 
@@ -67,7 +68,7 @@ class BaseWeights:
             weights = (await fetch(self.session.end, carried, host, most))[FRAME_BYTES:]
             if len(weights) != header.layout.dense_bytes:
                 raise MessageError(f"{len(weights)} bytes of weights")
-            digest = self.digest and await asyncio.to_thread(header.digest_of, weights)
+            digest = self.digest and await asyncio.to_thread(dense_digest, header.layout, weights, header.digest_kind)
             if digest != self.digest:
                 raise MessageError(f"base weights with the digest {digest}: this run's have {self.digest}")
             if self.missing:

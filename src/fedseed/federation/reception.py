@@ -3,7 +3,7 @@
 import base64
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedseed.errors import MessageError, OrbitError, RecipeError
@@ -183,9 +183,9 @@ class Reception:
             MessageError: another base, recipe or model; the text says what differs.
         """
         settings = self.session.settings
-        expected = first or header.of_recipe(self.method, self.seed, settings.digest)
+        expected = first or replace(header, method=self.method, seed=self.seed, digest_kind=settings.digest)
         wanted = settings.base_digest or expected.base_digest
-        if header.base_digest != wanted and header.hashed_alike(expected):
+        if header.base_digest != wanted and header.digest_kind == expected.digest_kind:
             raise MessageError(f"another base: its digest is {header.base_digest}, this run's base has {wanted}")
         if differences := header.differences(expected):
             raise MessageError(f"another recipe or model: {differences[0]} here")

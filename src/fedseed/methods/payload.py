@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from fedseed.errors import MessageError
 from fedseed.randomness import Domain, derive
+from fedseed.randomness.kernels import reference
 from fedseed.weights.layout import ITEM_BYTES, Layout
 
 Floats = NDArray[np.float32]
@@ -686,15 +687,9 @@ def check_finite(values: NDArray[Any]) -> NDArray[Any]:
 
 def to_floats(data: bytes, dtype: str) -> Floats:
     """Returns the values of a float32, bfloat16 or float16 tensor's bytes as float32."""
-    if dtype == "bfloat16":
-        return (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(data, dtype="<f4" if dtype == "float32" else "<f2").astype(np.float32, copy=False)
+    return reference.to_float(np.frombuffer(data, dtype="<f4" if dtype == "float32" else "<u2"), dtype)
 
 
 def from_floats(values: Floats, dtype: str) -> bytes:
     """Returns the bytes of finite float32 values, rounded to nearest (ties to even) in a tensor's dtype."""
-    if dtype != "bfloat16":
-        return values.astype("<f4" if dtype == "float32" else "<f2").tobytes()
-    bits: NDArray[np.uint32] = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return rounded.astype("<u2").tobytes()
+    return reference.from_float(values, dtype).astype("<f4" if dtype == "float32" else "<u2", copy=False).tobytes()

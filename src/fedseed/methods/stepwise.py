@@ -132,9 +132,8 @@ class Stepwise(ZerothOrder):
         """
         kept, window = state.coefficients, state.window
         if self.optimizer == "adam-rebuilt" and len(coefficients):
-            window = (*window, tuple(terms or self.terms(state, coefficients)))[
-                max(0, len(window) + 2 - self.horizon) :
-            ]
+            latest = tuple(terms or self.terms(state, coefficients))
+            window = (*window, latest)[max(0, len(window) + 2 - self.horizon) :]
         if self.from_base:
             new = np.zeros(self.per_step, dtype=np.float32)
             new[: len(coefficients)] = self.divided(state, coefficients)
@@ -184,7 +183,5 @@ class Stepwise(ZerothOrder):
         rounding, rate = self.rounding(state.seed, state.done), self.rate(state.done + 1)
         if self.optimizer == "sgd":
             return Add(terms, scale=-rate, rounding=rounding)
-        betas = self.beta1, self.beta2
-        if self.optimizer == "adam-rebuilt":
-            return Optimize(terms, Rule("adam", rate, *betas, self.adam_eps), rounding, past=state.window)
-        return Optimize(terms, Rule(self.optimizer, rate, *betas, self.adam_eps), rounding)
+        kind, past = ("adam", state.window) if self.optimizer == "adam-rebuilt" else (self.optimizer, None)
+        return Optimize(terms, Rule(kind, rate, self.beta1, self.beta2, self.adam_eps), rounding, past)

@@ -78,6 +78,7 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     auto = next((name for ending, name in AUTO.items() if kind.endswith(ending)), "AutoModelForCausalLM")
     packaged = form == "adapter" and base in PACKAGED  # transformers does not know these bases
     upto = "" if total == facts.steps else f" --upto {facts.steps}"
+    word = shlex.quote(clean(facts.orbit_name).replace("\n", " "))  # of a shell's command, on one line
     made = Environment(loader=PackageLoader("fedseed.orbit"), trim_blocks=True, undefined=StrictUndefined)
     made.filters.update(
         code=_code, plain=_plain, cell=lambda text: text.replace("|", "\\|"), counted="{:,}".format,
@@ -90,15 +91,10 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
         form=form, facts=facts, total=total, header=header, auto=auto, packaged=packaged,
         processor="AutoImageProcessor" if auto == "AutoModelForImageClassification" else "AutoTokenizer",
         metrics=[(_plain(name), *(f"{of[name]:.4g}" for of in (facts.baseline, facts.final) if of)) for name in names],
-        again=f"fedseed export {_word(facts.orbit_name)}{upto} --out FOLDER",
+        again=f"fedseed export {word}{upto} --out FOLDER",
         settings=[(key, _code(json.dumps(value))) for key, value in header.method.model_dump().items()],
     )  # fmt: skip
     return text.rstrip() + "\n"
-
-
-def _word(text: str) -> str:
-    """Returns a text as one word of a shell's command, on one line."""
-    return shlex.quote(clean(text).replace("\n", " "))
 
 
 def _code(text: str) -> str:
