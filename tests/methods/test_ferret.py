@@ -16,27 +16,13 @@ from fedseed.randomness import Domain, derive
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.layout import Layout, TensorEntry
-from fedseed.weights.vector import Vector
 from support.made_up import MadeUp
-from support.rounds import answers, plan
+from support.rounds import answers, plan, spread
 from support.tiers import tiered
 
 SIZES = (300, 20, 700, 80)
 BOUNDARIES = (0, 300, 320, 1020, 1100)
 LAYOUT = Layout((TensorEntry("w", (1100,), "float32"),), BOUNDARIES)
-
-
-class Model(torch.nn.Module):
-    def __init__(self, dtype=torch.float32):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.linspace(-1, 1, 1100).to(dtype))
-
-
-def space():
-    made = ParameterSpace(Model())
-    made.layout = LAYOUT
-    made.vector = Vector(made.parameters, LAYOUT)
-    return made
 
 
 def delta(seed=0):
@@ -65,11 +51,11 @@ def coefficients(method, state, basis, delta, where):
 def test_block_wise_reconstruction_is_unbiased(basis, allocation):
     """Each block's mean over 400 seeds points along Delta with length 1, within 4 standard errors (each below 8%)."""
     method = Ferret(directions=60, basis=basis, allocation=allocation)
-    state, target, where = method.start(LAYOUT, 1), delta(), space()
+    state, target, where = method.start(LAYOUT, 1), delta(), spread(LAYOUT)
     along = []
     for seed in range(400):
         gammas = coefficients(method, state, Basis(basis, seed, size=60), target, where)
-        probe = space()
+        probe = spread(LAYOUT)
         before = probe.parameters[0].detach().clone()
         probe.apply(method.change(state, CoefficientStep((Coefficients(seed, tuple(gammas)),))))
         moved = (before - probe.parameters[0].detach()).numpy().astype(np.float64)
@@ -90,7 +76,7 @@ def test_exact_is_the_least_squares_solution(basis, monkeypatch):
     method = Ferret(directions=24, basis=basis, allocation="uniform", exact=True)
     state, target = method.start(LAYOUT, 1), delta()
     drawn = Basis(basis, 7, size=24)
-    gammas = coefficients(method, state, drawn, target, space())
+    gammas = coefficients(method, state, drawn, target, spread(LAYOUT))
     for gamma, a, b in zip(gammas, BOUNDARIES[:-1], BOUNDARIES[1:], strict=True):
         v = [drawn.direction(k, a, b, b - a, LAYOUT.matrices) for k in range(len(gamma))]
         v = np.stack(v, axis=1).astype(np.float64)
@@ -116,7 +102,7 @@ def test_aggregate_and_apply_are_the_papers_sum(seeds):
     made = contributions(4, names, counts)
     made = [(client, weight, update) for (client, _, update), weight in zip(made, (0.5, 0.3, 0.2), strict=True)]
     step = method.decode_step(state, method.aggregate(state, answers(4, made)).encode())
-    where = space()
+    where = spread(LAYOUT)
     before = where.parameters[0].detach().clone().double().numpy()
     where.apply(method.change(state, step))
     expected = before.copy()

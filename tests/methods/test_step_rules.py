@@ -4,28 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed import FeedSign, MeZO, ParameterSpace, ZOFedSGD
+from fedseed import FeedSign, MeZO, ZOFedSGD
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.mezo import Estimates
 from fedseed.methods.zofedsgd import Projections
-from support.rounds import answers
+from support.rounds import answers, spread
 from support.zeroth_order import LAYOUT, data, federation, model
 
 SIZE = 50
 EPS = 1e-3
 
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.linspace(-1, 1, SIZE))
-
-
 class Steps:
     """A method's steps on 50 weights, beside what they should be in double precision."""
 
     def __init__(self, method):
-        self.method, self.space = method, ParameterSpace(Model())
+        self.method, self.space = method, spread(LAYOUT)
         if method.from_base:
             self.space.keep_base()
         self.state = method.start(LAYOUT, 7)
@@ -162,7 +156,7 @@ def test_own_directions_are_divided_by_what_all_clients_measured():
 def test_steps_decay_towards_the_base():
     """w - w0 <- (1 - lambda) (w - w0) - eta f z; a step that nobody answered moves nothing."""
     method = FeedSign(votes_per_round=2, decay=0.25, small_steps="from-base", learning_rate=0.1)
-    steps, base = Steps(method), Model().w.detach().double().numpy()
+    steps, base = Steps(method), np.linspace(-1, 1, SIZE, dtype=np.float32).astype(np.float64)
     for signs in ([1, -1], [1, 1], [], [-1, 1]):
         z = steps.directions()
         if signs:
