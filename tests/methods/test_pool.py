@@ -69,11 +69,7 @@ def test_candidates_are_drawn_by_the_plans_probabilities(monkeypatch):
 @pytest.mark.parametrize(
     ("sums", "uses", "psi"),
     [
-        (
-            [2, 9, 0, 4],
-            [2, 3, 0, 2],
-            [0.0, 1.0, 0.5, 0.5],
-        ),  # means 1, 3, none, 2: 0 to 1, and their mean for the unused
+        ([2, 9, 0, 4], [2, 3, 0, 2], [0.0, 1.0, 0.5, 0.5]),  # means 1, 3, none, 2: 0 to 1; their mean for the unused
         ([5, 0, 1, 9], [1, 0, 1, 3], [1.0, 0.5, 0.0, 0.5]),  # used once is used
         ([5, 0, 0, 0], [1, 0, 0, 0], [0.0] * 4),  # there is nothing to tell them by
         ([6, 3, 9, 0], [2, 1, 3, 0], [0.0] * 4),

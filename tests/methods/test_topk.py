@@ -100,25 +100,16 @@ def test_messages_that_nobody_can_have_made_are_refused():
     method, state = started(TopK(share=0.001))  # 4, 4 and 1 entries
     good = method.compressed(state, np.random.default_rng(1).normal(size=SIZE).astype(np.float32), 1)
 
-    def refused(text, scales=good.scales, places=good.places.numbers, codes=good.codes.numbers, cut=None):
+    def refused(text, scales=good.scales, places=good.places.numbers, codes=good.codes.numbers):
         data = KeptEntries(np.float32(scales), Small(np.uint16(places), 12), Small(np.uint16(codes), 2)).encode()
         with pytest.raises(MessageError, match=text):
-            method.decode_update(state, 1, data[:cut])
+            method.decode_update(state, 1, data)
 
     swapped = good.places.numbers.copy()
     swapped[:2] = swapped[1::-1]
     refused("entry 1 of 9: places in a chunk must ascend", places=swapped)
-    refused("entry 1 of 9: places in a chunk must ascend", places=np.r_[swapped[0], swapped[0], swapped[2:]])
-    refused("place 1000 in the last chunk, which has 1000 entries", places=np.r_[swapped[1::-1], swapped[2:-1], 1000])
     refused("scale 1 of 3 is negative", scales=[1, -1, 1])
     refused("only finite numbers", scales=[1, np.nan, 1])
-    refused("payload too short", cut=-1)
-    with pytest.raises(MessageError, match="too long"):
-        method.decode_update(state, 1, good.encode() + b"\0")
-    padded = bytearray(good.encode())
-    padded[-1] |= 0x80
-    with pytest.raises(MessageError, match="padding bit"):
-        method.decode_update(state, 1, bytes(padded))
     claim = np.array([CHUNK, CHUNK, 1000], dtype="<u2").tobytes()  # of more than comes: before room is made for it
     with pytest.raises(MessageError, match="payload too short: 13788 bytes wanted at byte 6, 0 left"):
         method.decode_step(state, claim)

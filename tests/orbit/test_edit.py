@@ -16,23 +16,20 @@ from fedseed.methods.feedsign import Votes
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record, edit, signature
 from fedseed.orbit.file import write_orbit
 from fedseed.weights.digest import base_digest
-from support.tiers import mark
 
 FOLDER = Path(__file__).with_name("golden")
 MAKE = runpy.run_path(str(FOLDER / "make.py"))
 NAMES = sorted(path.stem for path in FOLDER.glob("*.orbit"))
 
 
-@pytest.mark.parametrize("name", mark(NAMES, lambda name: NAMES.index(name) % 3))
+@pytest.mark.parametrize("name", NAMES)
 def test_rollback_to_any_step(name, tmp_path):
     source = FOLDER / f"{name}.orbit"
     before = source.read_bytes()
     whole = Orbit.open(source)
     for to in range(whole.last + 1):
         short = edit.rollback(source, to, tmp_path / f"{to}.orbit")
-        assert [r.payload for r in short.steps()] == [r.payload for r in whole.steps(to)] and not short.complete
-        base = MAKE["model"](MAKE["dtype_of"](name))
-        assert short.replay(base) == whole.replay(MAKE["model"](MAKE["dtype_of"](name)), to)
+        assert list(short.steps()) == list(whole.steps(to)) and short.header == whole.header and not short.complete
     assert source.read_bytes() == before
     with pytest.raises(OrbitError, match="exists: choose another file"):
         edit.rollback(source, 1, tmp_path / "1.orbit")
