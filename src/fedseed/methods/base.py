@@ -32,15 +32,10 @@ from fedseed.weights.layout import BlockRule, Layout
 
 @dataclass(frozen=True)
 class CatchUp:
-    """Says which steps somebody who missed rounds needs to get the model. Stores, logs and clients ask only this.
+    """Says which steps somebody who missed rounds needs to get the model. Stores, logs and clients ask only this."""
 
-    Args:
-        replaces: a step replaces all before it, as whole weights do.
-        may_drop: an orbit replays without its earlier steps, as the next plan carries the model.
-    """
-
-    replaces: bool = False
-    may_drop: bool = False
+    replaces: bool = False  # a step replaces all before it, as whole weights do
+    may_drop: bool = False  # an orbit replays without its earlier steps, as the next plan carries the model
 
     def needs(self, has: int, last: int, changed: int) -> range:
         """Returns the numbers of the steps that somebody still downloads.
@@ -61,17 +56,11 @@ ALL = 0xFFFFFFFF  # in place of a client's number: one answer that stands for al
 
 
 class Round(NamedTuple):
-    """Whom a plan is for.
+    """Whom a plan is for."""
 
-    Args:
-        number: the round, from 1.
-        client: the client's number.
-        clients: all that take part in the round.
-    """
-
-    number: int
-    client: int
-    clients: Sequence[int]
+    number: int  # the round, from 1
+    client: int  # the client's number
+    clients: Sequence[int]  # all that take part in the round
 
 
 class Answer(NamedTuple):
@@ -84,19 +73,12 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Answers(Sequence[Answer]):
-    """A round's answers, in ascending order of clients; there may be none.
+    """A round's answers, in ascending order of clients; there may be none."""
 
-    Args:
-        round: the round's number.
-        answers: the answers.
-        rule: how vectors of the clients become one.
-        past: what else the rule may know.
-    """
-
-    round: int
+    round: int  # the round's number
     answers: Sequence[Answer]
-    rule: AggregationRule
-    past: Past = field(default_factory=Past)
+    rule: AggregationRule  # how vectors of the clients become one
+    past: Past = field(default_factory=Past)  # what else the rule may know
 
     def __len__(self) -> int:
         return len(self.answers)

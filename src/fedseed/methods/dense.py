@@ -82,15 +82,11 @@ class WholeTensors(Payload):
 
 @dataclass(frozen=True)
 class Weights(WholeTensors):
-    """All trainable tensors in order, in their own dtypes.
+    """All trainable tensors in order, in their own dtypes."""
 
-    Args:
-        loss: the client's mean training loss, in updates of methods whose next plans depend on it.
-        data: the tensors; no bytes: unchanged (nobody answered).
-    """
-
+    # the client's mean training loss, in updates of methods whose next plans depend on it
     loss: Annotated[float | None, Scalar("f4", when="losses_travel", only="update")] = field(default=None, kw_only=True)
-    data: Annotated[bytes, Tensors()]
+    data: Annotated[bytes, Tensors()]  # the tensors; no bytes: unchanged (nobody answered)
 
     def size(self, about: About) -> float:
         """Returns how far they have moved; 0 where nobody knows from where."""

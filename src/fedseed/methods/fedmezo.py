@@ -89,16 +89,12 @@ class Traces(Payload):
 
 @dataclass(frozen=True)
 class FedMeZOState(DenseState):
-    """Counts the rounds, and remembers what they have shown of clients; with tensors, the coordinator alone knows it.
-
-    Args:
-        done: how many rounds are done.
-        signals: (client, signal), shape (k, 2): at most ROUNDS of each client, its newest last.
-    """
+    """Counts the rounds, and remembers what they have shown of clients; with tensors, the coordinator alone knows it."""
 
     remembered: ClassVar[tuple[str, ...]] = (*DenseState.remembered, "signals")
 
-    done: int = 0
+    done: int = 0  # how many rounds are done
+    # (client, signal), shape (k, 2): at most ROUNDS of each client, its newest last
     signals: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
 
     @cached_property

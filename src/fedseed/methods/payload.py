@@ -48,15 +48,10 @@ SMALLEST_MOVE = 1e-6  # smaller moves of the weights count as this one
 
 @dataclass(frozen=True)
 class State:
-    """What a run's next round depends on besides the weights.
+    """What a run's next round depends on besides the weights."""
 
-    Args:
-        layout: the parameter space.
-        seed: the run's seed.
-    """
-
-    layout: Layout
-    seed: int
+    layout: Layout  # the parameter space
+    seed: int  # the run's seed
 
     def round_seed(self, number: int = 0) -> int:
         """Returns the seed that all clients of a round may share; of round 0 one for the whole run."""
@@ -80,19 +75,12 @@ class State:
 
 @dataclass(frozen=True)
 class About:
-    """What a payload is read against.
+    """What a payload is read against."""
 
-    Args:
-        method: the `Method`; its settings give lengths by name.
-        state: the state before the round.
-        kind: what is read. A step may be empty: nobody answered.
-        round: the round, of updates.
-    """
-
-    method: Any
-    state: State
-    kind: Literal["plan", "update", "step"]
-    round: int = 0
+    method: Any  # the `Method`; its settings give lengths by name
+    state: State  # the state before the round
+    kind: Literal["plan", "update", "step"]  # what is read. A step may be empty: nobody answered
+    round: int = 0  # the round, of updates
 
     def lookup(self, name: str) -> Any:
         """Returns what the method or the state has under this name; None if there is no such thing."""
@@ -105,19 +93,12 @@ class About:
 
 
 class Content(NamedTuple):
-    """How much travels: bytes, and the numbers that papers count (Ferret, Appendix C.2), whatever bytes each takes.
+    """How much travels: bytes, and the numbers that papers count (Ferret, Appendix C.2), whatever bytes each takes."""
 
-    Args:
-        bytes: of the payload.
-        scalars: coefficients, projections, losses, weights, whatever their precision.
-        integers: seeds, indices, and what is counted. Lengths, which only say how to read the rest, are not.
-        bits: votes.
-    """
-
-    bytes: int = 0
-    scalars: int = 0
-    integers: int = 0
-    bits: int = 0
+    bytes: int = 0  # of the payload
+    scalars: int = 0  # coefficients, projections, losses, weights, whatever their precision
+    integers: int = 0  # seeds, indices, and what is counted. Lengths, which only say how to read the rest, are not
+    bits: int = 0  # votes
 
 
 NUMBERS = ("scalars", "integers", "bits")
@@ -319,19 +300,12 @@ class Codec(ABC):
 
 @dataclass(frozen=True)
 class Array(Codec):
-    """A 1-D array.
+    """A 1-D array."""
 
-    Args:
-        dtype: of its elements, as they travel.
-        length: how many there are, as this module says.
-        optional: in a step no elements at all are possible, too: nobody answered.
-        each: the name of how many elements there are for each one of the length; None: one.
-    """
-
-    dtype: str
-    length: int | str | Callable[["Reader"], int]
-    optional: bool = False
-    each: str | None = None
+    dtype: str  # of its elements, as they travel
+    length: int | str | Callable[["Reader"], int]  # how many there are, as this module says
+    optional: bool = False  # in a step no elements at all are possible, too: nobody answered
+    each: str | None = None  # the name of how many elements there are for each one of the length; None: one
 
     def write(self, value: Any) -> bytes:
         return np.asarray(value).astype(f"<{self.dtype}").tobytes()
@@ -408,13 +382,9 @@ class Bits(Array):
 
 @dataclass(frozen=True)
 class Ragged(Codec):
-    """A tuple of float32 arrays, one for each block: all their lengths (u32), then all their elements.
+    """A tuple of float32 arrays, one for each block: all their lengths (u32), then all their elements."""
 
-    Args:
-        most: the name of the largest length that is possible.
-    """
-
-    most: str
+    most: str  # the name of the largest length that is possible
 
     def held(self, value: Any, size: int) -> Content:
         return Content(scalars=sum(map(len, value)))
@@ -489,16 +459,11 @@ class Small(NamedTuple):
 
 @dataclass(frozen=True)
 class Packed(Array):
-    """`Small` numbers, without a gap between them.
-
-    Args:
-        width: bits of each, or the name of that.
-        kind: what they are when the content of messages is counted.
-    """
+    """`Small` numbers, without a gap between them."""
 
     dtype: str = field(default="u2", init=False)
-    width: int | str = 16
-    kind: Literal["integers", "scalars"] = "integers"
+    width: int | str = 16  # bits of each, or the name of that
+    kind: Literal["integers", "scalars"] = "integers"  # what they are when the content of messages is counted
 
     def held(self, value: Small, size: int) -> Content:
         return Content(**{self.kind: len(value.numbers)})

@@ -73,16 +73,11 @@ def _entries(reader: Reader) -> int:
 
 @dataclass(frozen=True)
 class KeptEntries(Payload):
-    """An update: the entries that are kept of a change.
+    """An update: the entries that are kept of a change."""
 
-    Args:
-        scales: of each chunk.
-        places: of the entries, in their chunks.
-        codes: their levels, less 1; the highest bit is set where the value is negative.
-    """
-
-    scales: Annotated[Floats, Scales(lambda reader: len(_asked(reader.about)))]
-    places: Annotated[Small, Packed(_entries, width=PLACE_BITS)]
+    scales: Annotated[Floats, Scales(lambda reader: len(_asked(reader.about)))]  # of each chunk
+    places: Annotated[Small, Packed(_entries, width=PLACE_BITS)]  # of the entries, in their chunks
+    # their levels, less 1; the highest bit is set where the value is negative
     codes: Annotated[Small, Packed(_entries, width="bits", kind="scalars")]
 
     def check(self, about: About) -> None:
@@ -119,17 +114,12 @@ def _count_of(reader: Reader) -> int:
 
 @dataclass(frozen=True)
 class Combined(Payload):
-    """A step: the entries that any client has sent, combined; no chunks at all: nobody answered.
+    """A step: the entries that any client has sent, combined; no chunks at all: nobody answered."""
 
-    Args:
-        counts: how many entries each chunk has.
-        places: of the entries, in their chunks, ascending in each.
-        values: of the entries.
-    """
-
+    # how many entries each chunk has
     counts: Annotated[NDArray[np.uint16], Counts("u2", _chunks_of_all, optional=True)]
-    places: Annotated[Small, Packed(_count_of, width=PLACE_BITS)]
-    values: Annotated[Floats, Halves(_count_of)]
+    places: Annotated[Small, Packed(_count_of, width=PLACE_BITS)]  # of the entries, in their chunks, ascending in each
+    values: Annotated[Floats, Halves(_count_of)]  # of the entries
 
     @classmethod
     def of(cls, where: NDArray[np.int64], values: Floats, chunks: int) -> "Combined":

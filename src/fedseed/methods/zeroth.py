@@ -74,15 +74,10 @@ def normalised(losses: Sequence[float] | NDArray[np.floating[Any]], how: Normali
 
 
 class Projection(NamedTuple):
-    """What two losses say about a direction.
+    """What two losses say about a direction."""
 
-    Args:
-        rho: the estimate, rounded to single precision as it will be sent.
-        loss: the mean of the two losses.
-    """
-
-    rho: float
-    loss: float
+    rho: float  # the estimate, rounded to single precision as it will be sent
+    loss: float  # the mean of the two losses
 
     @property
     def usable(self) -> bool:

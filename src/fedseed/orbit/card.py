@@ -38,27 +38,17 @@ ABOUT: dict[Form, str] = {
 
 @dataclass(frozen=True)
 class Facts:
-    """Says what came of a run, for a model card.
+    """Says what came of a run, for a model card."""
 
-    Args:
-        steps: how many rounds (of a step-by-step method: optimiser steps) the weights have seen.
-        digest: hex digest of the trained weights.
-        of: how many steps the run has; None: as many as `steps`.
-        orbit_name: the orbit's file name; "" if the run has no orbit.
-        orbit_bytes: the orbit's size; None if the run has no orbit.
-        clients: how many data holders there are; None if that is not known.
-        baseline: the base's metrics, by name; empty if they are not known.
-        final: the tuned model's metrics, by name.
-    """
-
-    steps: int
-    digest: str
-    of: int | None = None
-    orbit_name: str = ""
-    orbit_bytes: int | None = None
-    clients: int | None = None
+    steps: int  # how many rounds (of a step-by-step method: optimiser steps) the weights have seen
+    digest: str  # hex digest of the trained weights
+    of: int | None = None  # how many steps the run has; None: as many as `steps`
+    orbit_name: str = ""  # the orbit's file name; "" if the run has no orbit
+    orbit_bytes: int | None = None  # the orbit's size; None if the run has no orbit
+    clients: int | None = None  # how many data holders there are; None if that is not known
+    # the base's metrics, by name; empty if they are not known
     baseline: Mapping[str, float] = field(default_factory=dict)
-    final: Mapping[str, float] = field(default_factory=dict)
+    final: Mapping[str, float] = field(default_factory=dict)  # the tuned model's metrics, by name
 
 
 def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> str:

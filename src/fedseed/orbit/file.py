@@ -29,15 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Damage:
-    """The first thing that is wrong in a file.
+    """The first thing that is wrong in a file."""
 
-    Args:
-        text: what is wrong.
-        torn: only the file's last record is affected, as when a write was interrupted: it may be cut off.
-    """
-
-    text: str
-    torn: bool
+    text: str  # what is wrong
+    torn: bool  # only the file's last record is affected, as when a write was interrupted: it may be cut off
 
 
 @dataclass(frozen=True)

@@ -46,15 +46,10 @@ _READ: dict[str, Callable[[Any], Any]] = {  # what becomes of a header's values,
 
 @dataclass(frozen=True)
 class AdapterStart:
-    """What an adapter's run starts from besides the base.
+    """What an adapter's run starts from besides the base."""
 
-    Args:
-        settings: the adapter; with the run's seed they give its first weights.
-        digest: hex digest of the trainable tensors before the first step.
-    """
-
-    settings: Adapter
-    digest: str
+    settings: Adapter  # the adapter; with the run's seed they give its first weights
+    digest: str  # hex digest of the trainable tensors before the first step
 
 
 @dataclass(frozen=True)
