@@ -83,7 +83,7 @@ def test_what_is_zero_counts_as_positive():
 
 
 def test_a_step_is_what_the_rule_makes_of_the_entries(monkeypatch):
-    monkeypatch.setattr(topk, "_TOGETHER", 1)  # chunk by chunk
+    monkeypatch.setattr(topk, "TOGETHER", 1)  # chunk by chunk
     method, state = started(TopK(share=0.5))
     updates = [method.compressed(state, np.random.default_rng(i).normal(size=SIZE), 1) for i in range(3)]
     each = [dense(update.patch(method.counts(state))) for update in updates]

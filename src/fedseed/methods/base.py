@@ -38,12 +38,9 @@ class CatchUp:
     may_drop: bool = False  # an orbit replays without its earlier steps, as the next plan carries the model
 
     def needs(self, has: int, last: int, changed: int) -> range:
-        """Returns the numbers of the steps that somebody still downloads.
+        """Returns the numbers of the steps that somebody who has step `has` still downloads.
 
-        Args:
-            has: the last step that they have.
-            last: the newest step.
-            changed: the newest step that is not empty.
+        `last` is the newest step, `changed` the newest that is not empty.
         """
         if self.replaces:
             return range(changed, changed + 1) if changed > has else range(0)
@@ -107,11 +104,7 @@ class Answers(Sequence[Answer]):
         return outcome
 
     def combine_parts(self, parts: Iterable[Part]) -> Iterator[NDArray[np.float64]]:
-        """Yields the same, part by part, for vectors in parts, such as blocks or tensors; the rule sees them as one.
-
-        Args:
-            parts: the same entries of each client's vector; gone through more than once.
-        """
+        """Yields the same for vectors in parts, such as blocks, which the rule sees as one and may go through again."""
         return self.rule.combine_parts(Parts(lambda: map(padded, parts)), self.weights, self.past)
 
     def tally(self, votes: Part) -> NDArray[np.float64]:
@@ -121,12 +114,9 @@ class Answers(Sequence[Answer]):
     def accumulate(
         self, before: NDArray[Any], indices: Sequence[NDArray[np.integer[Any]]], values: Sequence[NDArray[Any]]
     ) -> NDArray[np.float64]:
-        """Returns `before` plus what the rule makes of sparse vectors, which are zero but for some entries.
+        """Returns `before` (1-D) plus what the rule makes of sparse vectors: `values` of each client at its `indices`.
 
-        Args:
-            before: 1-D.
-            indices: where each client's entries are; an index that occurs twice counts twice.
-            values: each client's entries, as many as its indices.
+        An index that occurs twice counts twice.
         """
         result = before.astype(np.float64)
         pairs = list(zip(indices, values, strict=True))

@@ -95,17 +95,12 @@ class Weights(WholeTensors):
 
 @dataclass(frozen=True)
 class DenseState(State):
-    """What the coordinator keeps.
-
-    Args:
-        weights: its copy of the weights; None before the first step, when only the clients know them.
-        first: the server optimiser's average change, float32, length d; empty before there is one.
-        second: the average of its square, for Adam.
-    """
+    """What the coordinator keeps: a copy of the weights, and the averages of the server's optimiser."""
 
     remembered: ClassVar[tuple[str, ...]] = ("first", "second")
 
-    weights: Weights | None = None
+    weights: Weights | None = None  # None before the first step, when only the clients know them
+    # the average change, length d, and for Adam that of its square; empty before there is one
     first: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     second: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
@@ -118,10 +113,8 @@ class DenseState(State):
     def combine(self, answers: Answers, of_moves: bool = False) -> Iterator[NDArray[np.float64]]:
         """Yields what the rule makes of the clients' tensors, piece by piece.
 
-        Args:
-            answers: the round's answers.
-            of_moves: they are weights; rules that look at lengths see how far each client has moved from the weights
-                before, where these are known.
+        With `of_moves` they are weights: rules that look at lengths see how far each client has moved from the weights
+        before, where these are known.
         """
         sent = [update.data for update in answers.updates]
         origin = self.weights if of_moves and answers.rule.geometric else None

@@ -264,9 +264,7 @@ class Ferret(BlockRates):
     def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> Counts:
         """Returns K_l for each block, in proportion to the sizes where what the rule looks at is not known.
 
-        Args:
-            state: the one before the round.
-            norms: |Delta_l| of the client's update, for "norm" and "sqrt".
+        `state` is the one before the round, `norms` are |Delta_l| of the client's update, for "norm" and "sqrt".
         """
         sizes, basis, total = state.layout.block_sizes, self.directions_of(0), self.directions
         rho = np.array([basis.variance(size) for size in sizes])
@@ -384,8 +382,7 @@ def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
 def least_squares(layout: Layout, basis: Basis, products: Gammas) -> list[NDArray[np.float32]]:
     """Returns (V^T V)^-1 V^T Delta of each block, in double precision (Eq. 5), from V^T Delta.
 
-    Raises:
-        ValueError: more than EXACT_LIMIT directions.
+    Raises ValueError: more than EXACT_LIMIT directions.
     """
     found = []
     for block, (product, (start, stop)) in enumerate(zip(products, pairwise(layout.boundaries), strict=True)):

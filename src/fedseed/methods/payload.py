@@ -121,23 +121,14 @@ class Payload:
         return b"".join(codec.write(value) for codec, value in values if value is not None)
 
     def content(self, size: int, data: bytes = b"") -> Content:
-        """Returns what it holds, counted by the fields that it declares.
-
-        Args:
-            size: d, the number of parameters, which is what a payload of whole tensors holds.
-            data: the payload's bytes.
-        """
+        """Returns what it holds, counted by its fields. `data` are its bytes; whole tensors hold `size` numbers (d)."""
         values = ((codec, getattr(self, name)) for name, codec in codecs(type(self)))
         held = total(codec.held(value, size) for codec, value in values if value is not None)
         return Content(len(data), *held[1:])
 
     @classmethod
     def decode(cls, data: bytes, about: About) -> Self:
-        """Reads what `encode` wrote.
-
-        Raises:
-            MessageError: too short or too long, a value that is not finite, or one that can't be.
-        """
+        """Reads what `encode` wrote. Raises MessageError: too short, too long, not finite, or a value that can't be."""
         reader = Reader(data, about)
         payload = cls.read(reader)
         reader.end()
@@ -170,11 +161,7 @@ class Payload:
         return self.with_vector(numbers, about)
 
     def vector(self, about: About) -> NDArray[np.floating[Any]]:
-        """Returns an update in the space in which a rule combines updates: as long for all clients of a round.
-
-        Raises:
-            ValueError: there is no such space.
-        """
+        """Returns an update as a vector, as long for all clients of a round. Raises ValueError: it is none."""
         raise ValueError(f"updates of {about.method.name} are no vectors of one space")
 
     def with_vector(self, vector: NDArray[np.floating[Any]], about: About) -> Self:
@@ -244,9 +231,7 @@ class Summand(Payload):
     def of(cls, vector: Vector, about: About) -> Self:
         """Returns the update that stands for all clients in `aggregate`, alone and with a weight of 1.
 
-        Args:
-            vector: sum_i c_i v_i with the weights c_i; of votes sum_i v_i.
-            about: the round.
+        `vector` is sum_i c_i v_i with the weights c_i; of votes sum_i v_i.
         """
         return cls(**{codecs(cls)[-1][0]: vector})
 
@@ -551,8 +536,7 @@ def pack(method: Any, payloads: Sequence[bytes]) -> bytes:
 
 
 def unpack(method: Any, data: bytes, count: int) -> list[bytes]:
-    """Returns the `count` steps that `pack` was given. Raises MessageError."""
-    check_pack(method, data, count)
+    """Returns the `count` steps that `pack` was given, where `check_pack` has nothing against them."""
     if each := votes_of(method):
         return [pack_numbers(part, 1) for part in unpack_numbers(Reader(data), 1, count * each).reshape(count, each)]
     size = len(data) // count

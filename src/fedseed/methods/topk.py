@@ -27,24 +27,18 @@ from pydantic import Field
 from fedseed.aggregation.base import Parts
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.feedback import CHUNK, Feedback, Scales, chunks_of, halved
+from fedseed.methods.feedback import CHUNK, TOGETHER, Feedback, Scales, halved
 from fedseed.methods.payload import About, Counts, Floats, Halves, Packed, Payload, Reader, Small, State, moved
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 
 PLACE_BITS = 12  # of a place in a chunk
 _TURNS = 3  # of Lloyd's algorithm
-_TOGETHER = 64  # chunks worked on at a time
 
 Places = NDArray[np.uint16]
 
 
 def indices(counts: NDArray[Any], places: Places) -> NDArray[np.int64]:
-    """Returns where entries are in the vector.
-
-    Args:
-        counts: how many entries each chunk has.
-        places: of the entries, in their chunks.
-    """
+    """Returns where entries are in the vector, by how many each chunk has and their places in it."""
     return np.repeat(np.arange(len(counts), dtype=np.int64) * CHUNK, counts) + places
 
 
@@ -104,20 +98,15 @@ class KeptEntries(Payload):
         return KeptEntries(self.scales, self.places, Small(codes.astype(np.uint16), self.codes.width))
 
 
-def _chunks_of_all(reader: Reader) -> int:
-    return chunks_of(reader.about.state.layout.size)
-
-
 def _count_of(reader: Reader) -> int:
     return int(reader.got["counts"].sum(dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class Combined(Payload):
-    """A step: the entries that any client has sent, combined; no chunks at all: nobody answered."""
+    """A step: the entries that any client has sent, combined, and how many each chunk has; none: nobody answered."""
 
-    # how many entries each chunk has
-    counts: Annotated[NDArray[np.uint16], Counts("u2", _chunks_of_all, optional=True)]
+    counts: Annotated[NDArray[np.uint16], Counts("u2", lambda reader: len(_asked(reader.about)), optional=True)]
     places: Annotated[Small, Packed(_count_of, width=PLACE_BITS)]  # of the entries, in their chunks, ascending in each
     values: Annotated[Floats, Halves(_count_of)]  # of the entries
 
@@ -183,7 +172,7 @@ class TopK(Feedback):
         sent = [update.patch(counts) for update in answers.updates]
         totals = answers.combine_parts(Parts(lambda: _dense(sent, state.layout.size)))
         where, values = [], []
-        for lo, total in zip(range(0, state.layout.size, _TOGETHER * CHUNK), totals, strict=True):
+        for lo, total in zip(range(0, state.layout.size, TOGETHER * CHUNK), totals, strict=True):
             found = np.flatnonzero(total)
             where.append(found + lo)
             values.append(total[found].astype(np.float32))
@@ -198,8 +187,8 @@ class TopK(Feedback):
 
 def _dense(sent: Sequence[Patch], size: int) -> Iterator[list[NDArray[np.float64]]]:
     """Yields some chunks of each client's vector at a time."""
-    for lo in range(0, size, _TOGETHER * CHUNK):
-        hi = min(lo + _TOGETHER * CHUNK, size)
+    for lo in range(0, size, TOGETHER * CHUNK):
+        hi = min(lo + TOGETHER * CHUNK, size)
         dense = []
         for entries in sent:
             where, values = entries.within(lo, hi)
@@ -221,8 +210,8 @@ def quantized(magnitudes: NDArray[np.float64], most: int) -> tuple[NDArray[np.fl
 def _chunks(vector: Floats, counts: NDArray[np.int64]) -> Iterator[tuple[Floats, int]]:
     """Yields chunks of one length as rows, and how many entries are kept of each."""
     whole = len(vector) // CHUNK
-    for lo in range(0, whole, _TOGETHER):
-        hi = min(whole, lo + _TOGETHER)
+    for lo in range(0, whole, TOGETHER):
+        hi = min(whole, lo + TOGETHER)
         yield vector[lo * CHUNK : hi * CHUNK].reshape(-1, CHUNK), int(counts[0])
     if len(vector) % CHUNK:
         yield vector[whole * CHUNK :].reshape(1, -1), int(counts[-1])

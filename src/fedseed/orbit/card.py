@@ -52,14 +52,7 @@ class Facts:
 
 
 def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> str:
-    """Returns README.md of a tuned model.
-
-    Args:
-        header: the run's header.
-        facts: what came of the run.
-        form: what the folder holds.
-        kind: the name of the model's class, by which it is loaded.
-    """
+    """Returns README.md of a tuned model; `kind` is the name of the model's class, by which it is loaded."""
     base = header.base
     if base.startswith((".", "/", "~")) or base.count("/") > 1:  # it is a folder, and a card names no machine's paths
         base = base.rstrip("/").rsplit("/", 1)[-1]

@@ -162,14 +162,9 @@ def read(path: str | Path) -> bytes:
 
 
 def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
-    """Returns everything up to the first damage, and the damage.
+    """Returns everything up to the first damage, and the damage. Raises OrbitError: the header is not usable.
 
-    Args:
-        data: a file's bytes.
-        source: what errors call it.
-
-    Raises:
-        OrbitError: the header is not usable.
+    `source` is what errors call the data.
     """
     if len(data) < START.size or data[: len(MAGIC)] != MAGIC:
         raise OrbitError(f"{source}: not an orbit file")
@@ -245,13 +240,8 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
 def write_orbit(path: Path, start: bytes, parts: Iterable[Record]) -> None:
     """Writes a whole orbit file, or replaces one, in one go.
 
-    Args:
-        path: the file.
-        start: the header's bytes with the link (`Orbit.start`, or `begin`).
-        parts: the records.
-
-    Raises:
-        StorageError: it can't be written; what was there before still is.
+    `start` is the header's bytes with the link (`Orbit.start`, or `begin`). Raises StorageError: it can't be written;
+    what was there before still is.
     """
     last = start[-LINK_BYTES:]
     with replacing(path) as temporary, open(temporary, "wb") as file:

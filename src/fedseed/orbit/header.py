@@ -34,13 +34,9 @@ _SHOWN = 1000  # characters of what is wrong with one
 _MOST_SETTINGS = 1 << 16  # characters of a method's settings, and of an adapter's
 
 
-def _texts(values: Any) -> tuple[str, ...]:
-    return tuple(map(str, values))
-
-
 _READ: dict[str, Callable[[Any], Any]] = {  # what becomes of a header's values, but for tables
     "base": str, "base_digest": str, "dtype": str, "seed": int, "first": int, "base_folder": str, "digest_kind": str,
-    "classes": _texts, "trainable": _texts,
+    **dict.fromkeys(("classes", "trainable"), lambda texts: tuple(map(str, texts))),
 }  # fmt: skip
 
 
@@ -108,15 +104,7 @@ class Header:
 
     @classmethod
     def decode(cls, packed: bytes, format: int = FORMAT) -> "Header":
-        """Returns the header from its compressed JSON.
-
-        Args:
-            packed: the JSON.
-            format: the orbit's.
-
-        Raises:
-            OrbitError: not valid.
-        """
+        """Returns the header from its compressed JSON, of an orbit of this format. Raises OrbitError: not valid."""
         try:
             inflate = zlib.decompressobj()
             text = inflate.decompress(packed, _most_text(packed) + 1)

@@ -22,14 +22,9 @@ def signature_path(orbit: Path) -> Path:
 
 
 def generate_key(path: Path) -> Path:
-    """Makes a key: the private one goes to `path`, readable by its owner only, the public one to `path`.pub.
+    """Makes a key: a private file `path`, readable by its owner only, and a public one, `path`.pub, which is returned.
 
-    Returns:
-        The public key's file.
-
-    Raises:
-        OrbitError: one of the files exists.
-        StorageError: a file can't be written.
+    Raises OrbitError: one of the files exists; StorageError: a file can't be written.
     """
     public = path.with_name(path.name + ".pub")
     for file in (path, public):
@@ -64,13 +59,9 @@ def private_key(path: Path) -> ed25519.Ed25519PrivateKey:
 
 
 def sign(path: Path, key_file: Path) -> Path:
-    """Signs an orbit; it is checked first.
+    """Signs an orbit, which is checked first, and returns the signature's file, PATH.sig.
 
-    Returns:
-        The signature's file, PATH.sig.
-
-    Raises:
-        OrbitError: the orbit is damaged, or the file holds no private Ed25519 key.
+    Raises OrbitError: the orbit is damaged, or the file holds no private Ed25519 key.
     """
     key = private_key(key_file)
     data = read(path)
@@ -81,16 +72,7 @@ def sign(path: Path, key_file: Path) -> Path:
 
 
 def verify(path: Path, key_file: Path, signature: Path | None = None) -> None:
-    """Checks an orbit's signature.
-
-    Args:
-        path: the orbit.
-        key_file: the public key, PEM.
-        signature: the signature's file; by default PATH.sig.
-
-    Raises:
-        OrbitError: the signature is not that of this key for this file.
-    """
+    """Raises OrbitError unless a signature (by default PATH.sig) is that of a public key, PEM, for an orbit's file."""
     try:
         key = serialization.load_pem_public_key(read(key_file))
     except ValueError as error:
