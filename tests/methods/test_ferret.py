@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from fedseed import Basis, Ferret, ParameterSpace
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods import ferret
-from fedseed.methods.ferret import Coefficients, CoefficientStep, to_bytes
+from fedseed.methods.ferret import Coefficients, CoefficientStep, FerretPlan, to_bytes
 from fedseed.methods.payload import About
 from fedseed.objectives.losses import Supervised
 from fedseed.orbit.header import chosen
@@ -84,23 +84,15 @@ def test_exact_is_the_least_squares_solution(basis, monkeypatch):
         np.testing.assert_allclose(gamma, best, rtol=2e-4, atol=2e-4 * np.abs(best).max())
 
 
-def contributions(number, seeds, counts):
-    rng = np.random.default_rng(number)
-    return [
-        (i, 1 / len(counts), Coefficients(seed, tuple(rng.normal(size=c).astype(np.float32) for c in row)))
-        for i, (seed, row) in enumerate(zip(seeds, counts, strict=True))
-    ]
-
-
 @pytest.mark.parametrize("seeds", ["shared", "per-client"])
 def test_aggregate_and_apply_are_the_papers_sum(seeds):
     """w - eta_g sum_i c_i sum_l V_l gamma_l, with counts that differ between clients."""
     method = Ferret(directions=20, basis="hadamard", seeds=seeds, global_rate=0.5)
     state = method.start(LAYOUT, 1)
-    counts = [(6, 1, 12, 1), (2, 20, 2, 2), (3, 3, 3, 3)]
-    names = [9, 9, 9] if seeds == "shared" else [1, 2, 3]
-    made = contributions(4, names, counts)
-    made = [(client, weight, update) for (client, _, update), weight in zip(made, (0.5, 0.3, 0.2), strict=True)]
+    rng, made = np.random.default_rng(4), []
+    for client, (weight, counts) in enumerate([(0.5, (6, 1, 12, 1)), (0.3, (2, 20, 2, 2)), (0.2, (3, 3, 3, 3))]):
+        gammas = tuple(rng.normal(size=count).astype(np.float32) for count in counts)
+        made.append((client, weight, Coefficients(9 if seeds == "shared" else client, gammas)))
     step = method.decode_step(state, method.aggregate(state, answers(4, made)).encode())
     where = spread(LAYOUT)
     before = where.parameters[0].detach().clone().double().numpy()
@@ -123,13 +115,10 @@ def test_wrong_updates_are_refused():
     cases = {
         "the round's seed is": Coefficients(seed ^ 1, good.gammas),
         "20 are allowed": Coefficients(seed, (np.ones(21, dtype=np.float32), *good.gammas[1:])),
-        "is nan": Coefficients(seed, (np.full(6, np.nan, dtype=np.float32), *good.gammas[1:])),
     }
     for text, update in cases.items():
         with pytest.raises(MessageError, match=text):
             method.decode_update(state, 1, update.encode())
-    with pytest.raises(MessageError, match="left over"):
-        method.decode_update(state, 1, good.encode() + b"\0")
     with pytest.raises(MessageError, match="the round's seed"):
         method.decode_update(state, 2, good.encode())  # an old round's seed
     with pytest.raises(MessageError, match="2 parts"):
@@ -149,9 +138,7 @@ def test_wrong_updates_are_refused():
 def test_one_number_that_is_not_finite_is_enough(norms, products, text):
     method = Ferret(directions=4)
     with pytest.raises(NonFiniteError, match=text):
-        method.train(
-            method.start(LAYOUT, 1), plan(method, method.start(LAYOUT, 1), 1), MadeUp(norms=norms, products=products)
-        )
+        method.train(method.start(LAYOUT, 1), FerretPlan(None), MadeUp(norms=norms, products=products))
 
 
 def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_rounds():
