@@ -7,30 +7,22 @@ from fedseed.methods.dense import Weights
 from fedseed.methods.payload import to_floats
 from support.rounds import answers
 
-DTYPES = ["float32", "bfloat16", "float16"]
-
 
 def model(dtype, seed):
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3)).to(getattr(torch, dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_aggregate_is_the_weighted_average(dtype):
     spaces = [ParameterSpace(model(dtype, seed)) for seed in range(3)]
     method = FedAvg()
     state = method.start(spaces[0].layout, 1)
     weights = (0.5, 0.3, 0.2)
-    updates = [
-        (i, weight, method.decode_update(state, 1, s.dense()))
-        for i, (s, weight) in enumerate(zip(spaces, weights, strict=True))
-    ]
-    expected = [
-        sum(weight * s.parameters[j].detach().double() for s, weight in zip(spaces, weights, strict=True))
-        .float()
-        .to(getattr(torch, dtype))
-        for j in range(len(spaces[0].parameters))
-    ]
+    updates = [(i, weights[i], method.decode_update(state, 1, s.dense())) for i, s in enumerate(spaces)]
+    columns = zip(*(s.parameters for s in spaces), strict=True)
+    means = [sum(c * p.detach().double() for c, p in zip(weights, column, strict=True)) for column in columns]
+    expected = [mean.float().to(getattr(torch, dtype)) for mean in means]
     step = method.decode_step(state, method.aggregate(state, answers(1, updates)).encode())
     target = ParameterSpace(model(dtype, 9))
     target.apply(method.change(state, step))

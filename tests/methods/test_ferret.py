@@ -42,12 +42,10 @@ def coefficients(method, state, basis, delta, where):
     return method.scaled(state, basis, where.project(delta, basis, counts.tolist()))
 
 
-@tiered(
-    {
-        "basis": ["normal", "truncated_normal", "rademacher", "hadamard"],
-        "allocation": ["norm", "sqrt", "uniform", "size"],
-    }
-)
+BASES = ["normal", "truncated_normal", "rademacher", "hadamard"]
+
+
+@tiered({"basis": BASES, "allocation": ["norm", "sqrt", "uniform", "size"]})
 def test_block_wise_reconstruction_is_unbiased(basis, allocation):
     """Each block's mean over 400 seeds points along Delta with length 1, within 4 standard errors (each below 8%)."""
     method = Ferret(directions=60, basis=basis, allocation=allocation)
@@ -59,17 +57,15 @@ def test_block_wise_reconstruction_is_unbiased(basis, allocation):
         before = probe.parameters[0].detach().clone()
         probe.apply(method.change(state, CoefficientStep((Coefficients(seed, tuple(gammas)),))))
         moved = (before - probe.parameters[0].detach()).numpy().astype(np.float64)
-        along.append([
-            moved[a:b] @ target[a:b] / (target[a:b] @ target[a:b])
-            for a, b in itertools.pairwise(BOUNDARIES)
-        ])  # fmt: skip
+        pairs = [(moved[a:b], target[a:b]) for a, b in itertools.pairwise(BOUNDARIES)]
+        along.append([mine @ wanted / (wanted @ wanted) for mine, wanted in pairs])
     error = np.std(along, axis=0) / np.sqrt(400)
     # the fourth block's change, 1e-4 of weights near 1, meets float32 rounding: leave it to the error bar
     assert (error[:3] < 0.08).all()
     assert (np.abs(np.mean(along, axis=0) - 1) < 4 * error + 1e-3).all()
 
 
-@pytest.mark.parametrize("basis", ["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"])
+@pytest.mark.parametrize("basis", [*BASES, "lowrank"])
 def test_exact_is_the_least_squares_solution(basis, monkeypatch):
     monkeypatch.setattr(ferret, "GRAM_PIECE", 100)  # blocks in several pieces
     monkeypatch.setattr(ferret, "EXACT_LIMIT", 6)  # as many as there are of each block
@@ -266,9 +262,7 @@ def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, 
         net[3].weight.mul_(8)  # the blocks change by very different lengths
     where = ParameterSpace(net, blocks)
     training = LocalTraining(learning_rate=0.01, steps=3, batch=8, accumulation=1, weight_decay=0.0)
-    method = Ferret(
-        directions=90, basis="truncated_normal", blocks=blocks, allocation=allocation, training=training
-    )  # fmt: skip
+    method = Ferret(directions=90, basis="truncated_normal", blocks=blocks, allocation=allocation, training=training)
     state = method.start(where.layout, 1)
 
     def weights():

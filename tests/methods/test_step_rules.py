@@ -75,9 +75,8 @@ def test_meazo(small_steps):
 
 @pytest.mark.parametrize("optimizer", ["momentum", "nesterov"])
 def test_what_is_divided_is_what_the_optimiser_gets(optimizer):
-    method = MeZO(
-        estimates=4, divide_by="deviation", learning_rate=1e-3, optimizer=optimizer, beta1=0.7, small_steps="stochastic"
-    )
+    settings = {"divide_by": "deviation", "learning_rate": 1e-3, "beta1": 0.7, "small_steps": "stochastic"}
+    method = MeZO(**settings, estimates=4, optimizer=optimizer)
     steps, rng, m = Steps(method), np.random.default_rng(2), np.zeros(SIZE)
     for _ in range(4):
         rho = rng.normal(scale=5.0, size=4)
@@ -95,7 +94,6 @@ def test_adam_rebuilt_from_seeds_is_adam_for_as_long_as_it_remembers(kind):
         Steps(kind(**several, optimizer=optimizer, horizon=3, learning_rate=0.01, basis="normal"))
         for optimizer in ("adam", "adam-rebuilt")
     )
-    rng = np.random.default_rng(4)
     for number in range(1, 6):
         for steps in (kept, rebuilt):
             rng = np.random.default_rng(number)
@@ -143,9 +141,7 @@ def test_own_directions_are_divided_by_what_all_clients_measured():
     indices = np.array([5, 999, 7], dtype=np.uint32)
     basis = method.directions(7)
     z = np.array([basis.direction(int(k), 0, SIZE) for k in indices], dtype=np.float64)
-    update = [
-        Projections(np.array([r], dtype=np.float32), indices=indices[i : i + 1]) for i, r in enumerate(rho)
-    ]  # fmt: skip
+    update = [Projections(np.array([r], dtype=np.float32), indices=indices[i : i + 1]) for i, r in enumerate(rho)]
     steps.take(method.aggregate(steps.state, answers(1, [(i, 1 / 3, u) for i, u in enumerate(update)])))
     expected = steps.expected - 1e-3 * (rho @ z / 3) / (EPS * np.std(rho, ddof=1))
     np.testing.assert_allclose(steps.weights, expected, atol=2e-6)

@@ -19,8 +19,8 @@ LARGE = Layout((TensorEntry("a", (SIZE - 7,), "float32"), TensorEntry("b", (7,),
 TRAINING = {"learning_rate": 0.1, "batch": 8, "accumulation": 1, "steps": 4}
 
 
-def started(method, layout=LARGE):
-    return method, method.start(layout, 1)
+def started(method):
+    return method, method.start(LARGE, 1)
 
 
 def dense(patch, size=SIZE):
@@ -76,7 +76,7 @@ def test_what_is_zero_counts_as_positive():
     assert (entries.values[last] > 0).all() and entries.values[last].max() < 1e-37
     huge = KeptEntries(np.full(3, 3e38, np.float32), update.places, update.codes)
     assert np.isinf(huge.patch(method.counts(state)).values).sum() == 2  # without a warning
-    whole = started(method, Layout((TensorEntry("a", (CHUNK,), "float32"),), (0, CHUNK)))[1]
+    whole = method.start(Layout((TensorEntry("a", (CHUNK,), "float32"),), (0, CHUNK)), 1)
     assert len(method.compressed(whole, p[:CHUNK], 1).places.numbers) == 4
     silent = KeptEntries(np.zeros(3, np.float32), update.places, update.codes)  # a scale of 0 is possible
     assert not method.decode_update(state, 1, silent.encode()).patch(method.counts(state)).values.any()

@@ -106,28 +106,25 @@ def test_autocast_changes_forward_passes_and_no_bit_of_the_weights(name):
     """Losses in bfloat16 give other projections, near those of float32; the weights are restored to the bit."""
     train, _ = data()
     found = {}
+
+    class Noted(LocalClient):
+        def population_losses(self, *arguments):
+            losses = super().population_losses(*arguments)
+            noted.extend(losses)
+            return losses
+
     for autocast in (None, "bfloat16", "float16"):
-        method = METHODS[name][0].model_copy(update={"scale": 0.05})
-        if autocast is not None:
-            method = type(method).model_validate({**method.model_dump(), "autocast": autocast})
+        noted = []
+        method = METHODS[name][0].model_copy(update={"scale": 0.05, "autocast": autocast})
         space = ParameterSpace(model())
         if method.from_base:
             space.keep_base()
         state = method.start(space.layout, 3)
-        client = LocalClient(space, OBJECTIVE, train[0], 3, 1, 0)
-        before = space.digest()
-        rho = []
-        estimate = client.population_losses
-
-        def noted(*arguments, of=estimate, into=rho):
-            into += (found := of(*arguments))
-            return found
-
-        client.population_losses = noted
+        client, before = Noted(space, OBJECTIVE, train[0], 3, 1, 0), space.digest()
         method.train(state, plan(method, state, 1), client)
         client.put_back()
         assert space.digest() == before and all(p.dtype == torch.float32 for p in space.parameters)
-        found[autocast] = np.array(rho[:2])  # of the first step, at the same weights
+        found[autocast] = np.array(noted[:2])  # of the first step, at the same weights
     for autocast in ("bfloat16", "float16"):
         assert (found[autocast] != found[None]).any()
         np.testing.assert_allclose(found[autocast], found[None], atol=0.02)

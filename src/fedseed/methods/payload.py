@@ -255,14 +255,11 @@ def moved(layout: Layout, square: float) -> float:
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """How one field travels.
+    """How one field travels."""
 
-    Args:
-        when: the field is there only if the method's setting of this name is true; otherwise it is None.
-        only: the kind of payload that has it; None: all.
-    """
-
+    # the field is there only if the method's setting of this name is true; otherwise it is None
     when: str | None = field(default=None, kw_only=True)
+    # the kind of payload that has it; None: all
     only: Literal["plan", "update", "step"] | None = field(default=None, kw_only=True)
 
     @abstractmethod
@@ -563,12 +560,7 @@ def votes_of(method: Any) -> int:
 
 
 class Reader:
-    """Reads typed values from a payload, never past its end.
-
-    Args:
-        data: the payload's bytes.
-        about: what it is read against (`About`); plain numbers need nothing.
-    """
+    """Reads typed values from a payload's bytes, never past their end; plain numbers are read against nothing."""
 
     def __init__(self, data: bytes, about: Any = None) -> None:
         self._data = data

@@ -50,14 +50,9 @@ _VALUES = np.array(_magnitudes + [-m for m in _magnitudes], dtype=np.float32)
 
 @dataclass(frozen=True)
 class Projections(Scalars):
-    """Scalars on directions: an update, or a step.
+    """Scalars on directions: an update, or a step, in which the weights are multiplied in; n for each client."""
 
-    Args:
-        scalars: rho, in steps with the weights multiplied in; with a population of n, n for each client.
-        indices: the first of their directions, where each client takes its own; None: they follow from the step's
-            number.
-    """
-
+    # the first of their directions, where each client takes its own; None: they follow from the step's number
     indices: Annotated[NDArray[np.uint32] | None, Array("u4", "m", when="own_seeds")] = field(
         default=None, kw_only=True
     )

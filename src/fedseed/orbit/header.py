@@ -192,7 +192,7 @@ def chosen(settings: BaseModel) -> dict[str, Any]:
     """Returns a method's name or an adapter's kind, and those of its settings that are not as by default.
 
     So a run has the orbit that it had before fedseed got a new setting, as long as the setting's default is what
-    happened before (tests/orbit/test_defaults.py). Settings that can't be read back without their defaults, such as
+    happened before (tests/orbit/test_header.py). Settings that can't be read back without their defaults, such as
     tables that say by one which kind they are, stand there as a whole.
     """
     named = settings.model_dump(include={"name", "kind"})

@@ -16,11 +16,6 @@ from fedseed.errors import OrbitError, StorageError
 from fedseed.orbit.file import Orbit, read
 
 
-def signature_path(orbit: Path) -> Path:
-    """Returns where the signature of an orbit is kept."""
-    return orbit.with_name(orbit.name + ".sig")
-
-
 def generate_key(path: Path) -> Path:
     """Makes a key: a private file `path`, readable by its owner only, and a public one, `path`.pub, which is returned.
 
@@ -66,7 +61,7 @@ def sign(path: Path, key_file: Path) -> Path:
     key = private_key(key_file)
     data = read(path)
     Orbit.parse(data, str(path))
-    out = signature_path(path)
+    out = path.with_name(path.name + ".sig")
     write_whole(out, key.sign(data))
     return out
 
@@ -79,7 +74,7 @@ def verify(path: Path, key_file: Path, signature: Path | None = None) -> None:
         raise OrbitError(f"{key_file}: not a public key in PEM form") from error
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise OrbitError(f"{key_file}: not an Ed25519 key")
-    signature = signature or signature_path(path)
+    signature = signature or path.with_name(path.name + ".sig")
     try:
         key.verify(read(signature), read(path))
     except InvalidSignature as error:
