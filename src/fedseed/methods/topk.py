@@ -56,26 +56,26 @@ def check_places(counts: NDArray[Any], places: Places, size: int) -> None:
         raise MessageError(f"place {last[-1]} in the last chunk, which has {rest} entries")
 
 
-def _asked(about: About) -> NDArray[np.int64]:
+def _kept(about: About) -> NDArray[np.int64]:
     found: NDArray[np.int64] = about.method.counts(about.state)
     return found
 
 
 def _entries(reader: Reader) -> int:
-    return int(_asked(reader.about).sum())
+    return int(_kept(reader.about).sum())
 
 
 @dataclass(frozen=True)
 class KeptEntries(Payload):
     """An update: the entries that are kept of a change."""
 
-    scales: Annotated[Floats, Scales(lambda reader: len(_asked(reader.about)))]  # of each chunk
+    scales: Annotated[Floats, Scales(lambda reader: len(_kept(reader.about)))]  # of each chunk
     places: Annotated[Small, Packed(_entries, width=PLACE_BITS)]  # of the entries, in their chunks
     # their levels, less 1; the highest bit is set where the value is negative
     codes: Annotated[Small, Packed(_entries, width="bits", kind="scalars")]
 
     def check(self, about: About) -> None:
-        check_places(_asked(about), self.places.numbers, about.state.layout.size)
+        check_places(_kept(about), self.places.numbers, about.state.layout.size)
 
     def patch(self, counts: NDArray[np.int64]) -> Patch:
         """Returns q, entry by entry; `counts`: entries of each chunk."""
@@ -87,7 +87,7 @@ class KeptEntries(Payload):
         return Patch(0, values, indices(counts, self.places.numbers))
 
     def size(self, about: About) -> float:
-        return _moved_by(self.patch(_asked(about)).values, about)
+        return _moved_by(self.patch(_kept(about)).values, about)
 
     def numbers(self, about: About) -> NDArray[np.int8]:
         return np.where(self.codes.numbers & 1 << (self.codes.width - 1), -1, 1).astype(np.int8)
@@ -106,7 +106,7 @@ def _count_of(reader: Reader) -> int:
 class Combined(Payload):
     """A step: the entries that any client has sent, combined, and how many each chunk has; none: nobody answered."""
 
-    counts: Annotated[NDArray[np.uint16], Counts("u2", lambda reader: len(_asked(reader.about)), optional=True)]
+    counts: Annotated[NDArray[np.uint16], Counts("u2", lambda reader: len(_kept(reader.about)), optional=True)]
     places: Annotated[Small, Packed(_count_of, width=PLACE_BITS)]  # of the entries, in their chunks, ascending in each
     values: Annotated[Floats, Halves(_count_of)]  # of the entries
 
