@@ -560,7 +560,7 @@ def votes_of(method: Any) -> int:
 
 
 class Reader:
-    """Reads typed values from a payload's bytes, never past their end; plain numbers are read against nothing."""
+    """Reads typed values from a payload's bytes, never past their end; plain numbers need no `about`."""
 
     def __init__(self, data: bytes, about: Any = None) -> None:
         self._data = data
