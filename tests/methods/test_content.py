@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, MeZO, ZOFedSGD
 from fedseed.methods.payload import Array, Bits, Content, Floats, Many, Payload, Ragged, Scalar, total
+from support.problem import Problem
 
 QUICK = {"basis": "rademacher", "batch": 4, "scale": 1e-3, "learning_rate": 1e-3}
 D = 20 * 32 + 32 + 32 * 5 + 5  # parameters of the problem's model
@@ -41,44 +42,30 @@ def test_each_kind_of_field_counts_as_what_it_is():
     assert total([expected, Content(1, 2, 3, 4)]) == Content(len(data) + 1, 14, 8, 8)
 
 
-def known(problem):
-    """Each method, and what a client sends in a round, its plan holds, and a step with all clients' answers."""
-    training = problem.training
-    return {
-        "ferret": (problem.ferret(seeds="per-client"), Content(0, 300, 1), Content(), Content(0, 300 * 5, 5)),
-        "ferret-blocks": (
-            problem.ferret(blocks="tensor", allocation="size", directions=12), Content(0, 12, 1), Content(0, 0, 1),
-            Content(0, 12, 1),
-        ),
-        "fedkseed-pro": (
-            FedKSeed(**QUICK, candidates=64, steps=7, importance=True), Content(0, 7, 7), Content(0, 128, 1), Content(),
-        ),
-        "feedsign-votes": (
-            FeedSign(**QUICK, votes_per_round=11), Content(0, 0, 0, 11), Content(), Content(0, 0, 0, 11),
-        ),
-        "zo-own": (ZOFedSGD(**QUICK), Content(0, 1, 1), Content(), Content(0, 5, 5)),
-        "zo-shared": (ZOFedSGD(**QUICK, seeds="shared"), Content(0, 1), Content(), Content(0, 1)),
-        "mezo": (MeZO(**QUICK, estimates=3), Content(0, 3), Content(), Content(0, 3)),
-        "fedavg": (FedAvg(training=training), Content(0, D), Content(), Content(0, D)),
-        "fedsgd": (FedSGD(learning_rate=0.1), Content(0, D, 1), Content(), Content(0, D)),
-        "fedmezo-tensors": (
-            FedMeZO(**QUICK, steps=3, travel="tensors", personal="loss"), Content(0, D + 1), Content(0, 1),
-            Content(0, D),
-        ),
-        # a step holds each client's number and weight c_i beside its scalars
-        "fedmezo-pairs": (FedMeZO(**QUICK, steps=3), Content(0, 3), Content(), Content(0, 5 * 4, 5)),
-    }  # fmt: skip
+PROBLEM, NONE = Problem(), Content()
+BLOCKS = PROBLEM.ferret(blocks="tensor", allocation="size", directions=12)
+PRO = FedKSeed(**QUICK, candidates=64, steps=7, importance=True)
+TENSORS = FedMeZO(**QUICK, steps=3, travel="tensors", personal="loss")
+KNOWN = {  # what a client sends in a round, what its plan holds, and a step with all clients' answers
+    "ferret": (PROBLEM.ferret(seeds="per-client"), Content(0, 300, 1), NONE, Content(0, 300 * 5, 5)),
+    "ferret-blocks": (BLOCKS, Content(0, 12, 1), Content(0, 0, 1), Content(0, 12, 1)),
+    "fedkseed-pro": (PRO, Content(0, 7, 7), Content(0, 128, 1), NONE),
+    "feedsign-votes": (FeedSign(**QUICK, votes_per_round=11), Content(0, 0, 0, 11), NONE, Content(0, 0, 0, 11)),
+    "zo-own": (ZOFedSGD(**QUICK), Content(0, 1, 1), NONE, Content(0, 5, 5)),
+    "zo-shared": (ZOFedSGD(**QUICK, seeds="shared"), Content(0, 1), NONE, Content(0, 1)),
+    "mezo": (MeZO(**QUICK, estimates=3), Content(0, 3), NONE, Content(0, 3)),
+    "fedavg": (FedAvg(training=PROBLEM.training), Content(0, D), NONE, Content(0, D)),
+    "fedsgd": (FedSGD(learning_rate=0.1), Content(0, D, 1), NONE, Content(0, D)),
+    "fedmezo-tensors": (TENSORS, Content(0, D + 1), Content(0, 1), Content(0, D)),
+    # a step holds each client's number and weight c_i beside its scalars
+    "fedmezo-pairs": (FedMeZO(**QUICK, steps=3), Content(0, 3), NONE, Content(0, 5 * 4, 5)),
+}
 
 
-NAMES = ["ferret", "ferret-blocks", "fedkseed-pro", "feedsign-votes", "zo-own", "zo-shared", "mezo", "fedavg", "fedsgd",
-         "fedmezo-tensors", "fedmezo-pairs"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_parameters_exchanged_are_what_the_payloads_declare(name, problem):
-    assert list(known(problem)) == NAMES
-    method, update, plan, step = known(problem)[name]
-    summary = problem.federation(method, rounds=ROUNDS, per_round=CLIENTS, evaluate_every=ROUNDS).run().summary
+@pytest.mark.parametrize("name", KNOWN)
+def test_parameters_exchanged_are_what_the_payloads_declare(name):
+    method, update, plan, step = KNOWN[name]
+    summary = PROBLEM.federation(method, rounds=ROUNDS, per_round=CLIENTS, evaluate_every=ROUNDS).run().summary
     assert summary["parameters"] == D
     fetched = 1 / 2  # of two rounds with all clients, the second begins with the first one's step
     if method.catch_up.may_drop:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed import Basis, FedKSeed, ParameterSpace
-from fedseed.errors import NonFiniteError
-from fedseed.federation.messages import Message
-from fedseed.methods.fedkseed import Accumulated, Pairs, probabilities
+from fedseed import FedKSeed, ParameterSpace
+from fedseed.errors import MessageError, NonFiniteError
+from fedseed.methods import fedkseed
+from fedseed.methods.fedkseed import Accumulated, Pairs, Pool, probabilities
+from fedseed.methods.payload import About
 from fedseed.randomness import Domain, derive
 from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
@@ -19,36 +20,6 @@ from support.rounds import answers, apply, plan
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
 
 LINEAR = {"kind": "linear", "rounds": 4}
-
-
-def test_fedkseed_with_a_pool_as_large_as_the_steps_is_plain_local_training_along_those_seeds():
-    """One client, one round, a candidate for each step: the local weights are those of MeZO steps done by hand."""
-    method = FedKSeed(**QUICK, candidates=4096, steps=12, basis="normal")
-    run = federation(method, 1, rounds=1)
-    run.coordinator.open(1)
-    answer = run.worker.train(run.coordinator.plan(0), 0, run.items[0])
-    update = method.decode_update(run.coordinator.state, 1, Message.decode(answer.message).payload)
-    space = ParameterSpace(model())
-    client = LocalClient(space, OBJECTIVE, run.items[0], 3, 1, 0)
-    basis = Basis("normal", run.coordinator.state.pool)
-    for j, rho, items in zip(update.indices, update.scalars, client.batches(8), strict=False):
-        losses = []
-        for side in (1e-3, -1e-3):
-            saved = space.snapshot()
-            space.add(basis, [1.0], side, first=int(j))  # weights really changed, and put back from a copy
-            with torch.no_grad():
-                losses.append(float(OBJECTIVE.losses(space.model, items).sum()) / 8)
-            space.restore(saved)
-        assert rho == pytest.approx((losses[0] - losses[1]) / 2e-3, rel=1e-4, abs=1e-3)
-        space.add(basis, [rho], -0.02, first=int(j))
-    # the accumulator rebuilds the same model, to float rounding
-    rebuilt = ParameterSpace(model())
-    rebuilt.keep_base()
-    total = np.zeros(4096, dtype=np.float32)
-    np.add.at(total, update.indices, update.scalars)
-    apply(method, run.coordinator.state, Accumulated(total), rebuilt)
-    for a, b in zip(space.parameters, rebuilt.parameters, strict=True):
-        torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_loss_guard_skips_and_counts():
@@ -175,3 +146,79 @@ def test_a_clients_training_takes_the_memory_of_its_forward_passes():
         peak = live.peak + tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 0.4 * space.layout.dense_bytes
+
+
+# -- what travels: what is read, how large it is, which candidates are drawn how often ---------------------------
+
+POOL = FedKSeed(candidates=4, steps=3)
+STATE = POOL.advance(POOL.start(LAYOUT, 1), Accumulated(np.array([5.0, 0.0, -2.0, 0.0], dtype=np.float32)))
+
+
+def pairs(indices, scalars):
+    return Pairs(np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32))
+
+
+def test_pairs_of_the_pool_are_read_and_others_are_not():
+    for good in (pairs([3], [1.0]), pairs([0, 3, 3], [1.0, 2.0, -1e6])):
+        assert POOL.decode_update(STATE, 2, good.encode()).encode() == good.encode()
+    for bad, text in (
+        (pairs([], []), "0 bytes of pairs: from 8 to 24"), (pairs([0] * 4, [1.0] * 4), "32 bytes of pairs"),
+        (pairs([0, 4], [1.0, 1.0]), "candidate 4: the pool has 4"), (pairs([0], [1.1e6]), "1.1e[+]06|1100000"),
+    ):  # fmt: skip
+        with pytest.raises(MessageError, match=text):
+            POOL.decode_update(STATE, 2, bad.encode())
+    wide = FedKSeed(candidates=4, steps=2, population=2, batch=2)
+    assert len(wide.decode_update(STATE, 2, pairs([0] * 4, [1.0] * 4).encode()).scalars) == 4
+    assert pairs([0, 1], [-7.0, 2.0]).size(About(POOL, STATE, "update", 2)) == 7.0
+
+
+@pytest.mark.parametrize(("after", "size"), [([5, 3, -2, 0], 3), ([5, 0, -2.5, 0], 1), ([5, 0, -2, 0], 0)])
+def test_a_step_is_as_large_as_the_most_that_it_adds(after, size):
+    assert Accumulated(np.float32(after)).size(About(POOL, STATE, "step", 2)) == size
+
+
+def test_pairs_as_vectors_of_the_pool():
+    """Of each candidate the sum; of a vector so many of the largest entries as a client may send, or all of them."""
+    about = About(POOL, STATE, "update", 2)
+    assert Pairs.words(about) == 4
+    assert pairs([3, 0, 3], [1.0, -2.0, 0.5]).vector(about).tolist() == [-2.0, 0.0, 0.0, 1.5]
+    whole = Pairs.of(np.array([0.1, 0.0, -3.0, 2.0]), about)
+    assert whole.indices.tolist() == [0, 1, 2, 3] and whole.scalars.tolist() == [0.1, 0.0, -3.0, 2.0]
+    few = pairs([0], [1.0]).with_vector(np.array([-4.0, 1.0, 2.0, -3.0]), about)
+    assert few.indices.tolist() == [0, 2, 3] and few.scalars.tolist() == [-4.0, 2.0, -3.0]
+    assert few.indices.dtype == np.uint32 and few.scalars.dtype == np.float32
+    more = About(FedKSeed(candidates=8, steps=2, population=3, batch=3), STATE, "update", 2)
+    few = pairs([0], [1.0]).with_vector(np.array([1.0, 9.0, 1.0, 8.0, 7.0, -6.0, 5.0, 0.5]), more)
+    assert few.indices.tolist() == [0, 1, 3, 4, 5, 6]  # of equal ones the first
+    many = About(FedKSeed(candidates=40, steps=15), STATE, "update", 2)
+    few = pairs([0], [1.0]).with_vector(np.tile([0.5, -1.0], 20), many)
+    assert few.indices.tolist() == list(range(1, 31, 2))
+
+
+def test_candidates_are_drawn_by_the_plans_probabilities(monkeypatch):
+    """By numbers uniform on [0, their sum): what ends at a number begins the next; of a plan of zeros the last."""
+    numbers = np.array([0, 1 << 62, 1 << 63, 0xBFFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 5], dtype=np.uint64)
+    monkeypatch.setattr(fedkseed, "draws", lambda seed, count: numbers[:count] if seed == 7 else None)
+    method, zeros = FedKSeed(candidates=4, steps=3, population=2, batch=2), np.zeros(4, np.float32)
+    assert method.draw(Pool(1, zeros, np.float32([0, 1, 0.5, 0.5])), 7).tolist() == [1, 1, 2, 2, 3, 1]
+    assert method.draw(Pool(1, zeros, zeros), 7).tolist() == [3] * 6
+    assert method.draw(Pool(1, zeros, None), 7).tolist() == [0, 0, 0, 3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("sums", "uses", "psi"),
+    [
+        ([2, 9, 0, 4], [2, 3, 0, 2], [0.0, 1.0, 0.5, 0.5]),  # means 1, 3, none, 2: 0 to 1; their mean for the unused
+        ([5, 0, 1, 9], [1, 0, 1, 3], [1.0, 0.5, 0.0, 0.5]),  # used once is used
+        ([5, 0, 0, 0], [1, 0, 0, 0], [0.0] * 4),  # there is nothing to tell them by
+        ([6, 3, 9, 0], [2, 1, 3, 0], [0.0] * 4),
+        ([0, 0, 0, 0], [0, 0, 0, 0], [0.0] * 4),
+        ([1, 2, 3, 5], [1, 1, 1, 1], [0.0, 0.25, 0.5, 1.0]),
+        ([1, 2, 0, 2], [2, 2, 0, 2], [0.0, 1.0, 2 / 3, 1.0]),  # a span below 1 is one
+    ],
+)
+def test_probabilities_are_those_of_equation_13(sums, uses, psi):
+    floats = np.array(sums, dtype=np.float32)
+    found = probabilities(Accumulated(np.zeros(4, np.float32), floats, np.array(uses, dtype=np.uint32)))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, np.exp(psi) / np.exp(psi).sum(), rtol=1e-6)

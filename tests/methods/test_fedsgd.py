@@ -71,10 +71,7 @@ def test_a_client_without_a_finite_loss_has_no_part(problem):
     assert all(p.grad is None for p in federation.worker.space.parameters)
 
 
-def test_what_is_wrong_is_refused(problem):
-    federation = problem.federation(FedSGD())
-    state, dense = federation.worker.state, federation.worker.space.dense()
+def test_a_gradient_of_nothing_is_refused(problem):
+    worker = problem.federation(FedSGD()).worker
     with pytest.raises(MessageError, match="no terms"):
-        FedSGD().decode_update(state, 1, Gradient(0, dense).encode())
-    with pytest.raises(MessageError, match="bytes of weights"):
-        FedSGD().decode_update(state, 1, Gradient(3, dense[:-4]).encode())
+        FedSGD().decode_update(worker.state, 1, Gradient(0, worker.space.dense()).encode())

@@ -35,16 +35,21 @@ def test_feedsign_with_one_client_follows_the_sign_of_mezos_projections():
         run.worker.apply(step)
 
 
-def votes(*signs):
-    return [(i, 1 / len(signs), Votes(np.array([s], dtype=np.int8))) for i, s in enumerate(signs)]
+def votes(*clients):
+    """Votes of some clients on some directions."""
+    return [(i, 1 / len(clients), signs(*one)) for i, one in enumerate(clients)]
+
+
+def signs(*values):
+    return Votes(np.array(values, dtype=np.int8))
 
 
 def test_majority_ties_and_zero_projections():
     method = FeedSign()
     state = method.start(LAYOUT, 7)
-    assert method.aggregate(state, answers(1, votes(1, 1, -1))).signs[0] == 1
-    assert method.aggregate(state, answers(1, votes(-1, 1, -1))).signs[0] == -1
-    coins = [int(method.aggregate(state, answers(t, votes(1, -1))).signs[0]) for t in range(1, 401)]
+    assert method.aggregate(state, answers(1, votes((1,), (1,), (-1,)))).signs[0] == 1
+    assert method.aggregate(state, answers(1, votes((-1,), (1,), (-1,)))).signs[0] == -1
+    coins = [int(method.aggregate(state, answers(t, votes((1,), (-1,)))).signs[0]) for t in range(1, 401)]
     assert coins == [int(method.coins(state, t)[0]) for t in range(1, 401)]
     assert abs(sum(coins)) < 4 * sqrt(400)  # fair within 4 standard errors
 
@@ -58,21 +63,12 @@ def test_majority_ties_and_zero_projections():
         assert method.train(state, None, client).signs[0] == method.coins(state, t)[0]
 
 
-def several(*clients):
-    """Votes of some clients on some directions."""
-    return [(i, 1 / len(clients), signs(*one)) for i, one in enumerate(clients)]
-
-
-def signs(*values):
-    return Votes(np.array(values, dtype=np.int8))
-
-
 def test_only_ties_are_settled_by_coins_whatever_the_rule():
     method = FeedSign(votes_per_round=3)
     state = method.start(LAYOUT, 7)
     tied = set()
     for number in range(1, 20):
-        made, coins = several((1, 1, -1), (-1, 1, -1)), method.coins(state, number)
+        made, coins = votes((1, 1, -1), (-1, 1, -1)), method.coins(state, number)
         for rule in (None, Median()):
             found = method.aggregate(state, answers(number, made, rule)).signs
             assert found.tolist() == [coins[0], 1, -1] and found.dtype == np.int8
@@ -84,9 +80,8 @@ def test_only_ties_are_settled_by_coins_whatever_the_rule():
     # a median is not a sum: of one vote that is a lie it makes nothing
     made = [(0, 0.2, signs(1, 1, 1)), (1, 0.4, signs(-1, 1, 1)), (2, 0.4, signs(1, -1, -1))]
     assert method.aggregate(state, answers(1, made, Median())).signs.tolist() == [1, 1, 1]
-    assert signs(1, -1, 1).with_vector(np.array([0.0, 2.5, -0.1]), About(method, state, "update")).signs.tolist() == [
-        1, 1, -1,
-    ]  # fmt: skip
+    turned = signs(1, -1, 1).with_vector(np.array([0.0, 2.5, -0.1]), About(method, state, "update"))
+    assert turned.signs.tolist() == [1, 1, -1]
 
 
 def test_coins_are_the_streams():

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from fedseed import Basis, Ferret, ParameterSpace
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods import ferret
-from fedseed.methods.ferret import Coefficients, CoefficientStep, to_bytes
+from fedseed.methods.ferret import Coefficients, CoefficientStep, FerretPlan, to_bytes
 from fedseed.methods.payload import About
 from fedseed.objectives.losses import Supervised
 from fedseed.orbit.header import chosen
@@ -16,27 +16,13 @@ from fedseed.randomness import Domain, derive
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.layout import Layout, TensorEntry
-from fedseed.weights.vector import Vector
 from support.made_up import MadeUp
-from support.rounds import answers, plan
+from support.rounds import answers, plan, spread
 from support.tiers import tiered
 
 SIZES = (300, 20, 700, 80)
 BOUNDARIES = (0, 300, 320, 1020, 1100)
 LAYOUT = Layout((TensorEntry("w", (1100,), "float32"),), BOUNDARIES)
-
-
-class Model(torch.nn.Module):
-    def __init__(self, dtype=torch.float32):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.linspace(-1, 1, 1100).to(dtype))
-
-
-def space():
-    made = ParameterSpace(Model())
-    made.layout = LAYOUT
-    made.vector = Vector(made.parameters, LAYOUT)
-    return made
 
 
 def delta(seed=0):
@@ -56,41 +42,37 @@ def coefficients(method, state, basis, delta, where):
     return method.scaled(state, basis, where.project(delta, basis, counts.tolist()))
 
 
-@tiered(
-    {
-        "basis": ["normal", "truncated_normal", "rademacher", "hadamard"],
-        "allocation": ["norm", "sqrt", "uniform", "size"],
-    }
-)
+BASES = ["normal", "truncated_normal", "rademacher", "hadamard"]
+
+
+@tiered({"basis": BASES, "allocation": ["norm", "sqrt", "uniform", "size"]})
 def test_block_wise_reconstruction_is_unbiased(basis, allocation):
     """Each block's mean over 400 seeds points along Delta with length 1, within 4 standard errors (each below 8%)."""
     method = Ferret(directions=60, basis=basis, allocation=allocation)
-    state, target, where = method.start(LAYOUT, 1), delta(), space()
+    state, target, where = method.start(LAYOUT, 1), delta(), spread(LAYOUT)
     along = []
     for seed in range(400):
         gammas = coefficients(method, state, Basis(basis, seed, size=60), target, where)
-        probe = space()
+        probe = spread(LAYOUT)
         before = probe.parameters[0].detach().clone()
         probe.apply(method.change(state, CoefficientStep((Coefficients(seed, tuple(gammas)),))))
         moved = (before - probe.parameters[0].detach()).numpy().astype(np.float64)
-        along.append([
-            moved[a:b] @ target[a:b] / (target[a:b] @ target[a:b])
-            for a, b in itertools.pairwise(BOUNDARIES)
-        ])  # fmt: skip
+        pairs = [(moved[a:b], target[a:b]) for a, b in itertools.pairwise(BOUNDARIES)]
+        along.append([mine @ wanted / (wanted @ wanted) for mine, wanted in pairs])
     error = np.std(along, axis=0) / np.sqrt(400)
     # the fourth block's change, 1e-4 of weights near 1, meets float32 rounding: leave it to the error bar
     assert (error[:3] < 0.08).all()
     assert (np.abs(np.mean(along, axis=0) - 1) < 4 * error + 1e-3).all()
 
 
-@pytest.mark.parametrize("basis", ["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"])
+@pytest.mark.parametrize("basis", [*BASES, "lowrank"])
 def test_exact_is_the_least_squares_solution(basis, monkeypatch):
     monkeypatch.setattr(ferret, "GRAM_PIECE", 100)  # blocks in several pieces
     monkeypatch.setattr(ferret, "EXACT_LIMIT", 6)  # as many as there are of each block
     method = Ferret(directions=24, basis=basis, allocation="uniform", exact=True)
     state, target = method.start(LAYOUT, 1), delta()
     drawn = Basis(basis, 7, size=24)
-    gammas = coefficients(method, state, drawn, target, space())
+    gammas = coefficients(method, state, drawn, target, spread(LAYOUT))
     for gamma, a, b in zip(gammas, BOUNDARIES[:-1], BOUNDARIES[1:], strict=True):
         v = [drawn.direction(k, a, b, b - a, LAYOUT.matrices) for k in range(len(gamma))]
         v = np.stack(v, axis=1).astype(np.float64)
@@ -98,25 +80,17 @@ def test_exact_is_the_least_squares_solution(basis, monkeypatch):
         np.testing.assert_allclose(gamma, best, rtol=2e-4, atol=2e-4 * np.abs(best).max())
 
 
-def contributions(number, seeds, counts):
-    rng = np.random.default_rng(number)
-    return [
-        (i, 1 / len(counts), Coefficients(seed, tuple(rng.normal(size=c).astype(np.float32) for c in row)))
-        for i, (seed, row) in enumerate(zip(seeds, counts, strict=True))
-    ]
-
-
 @pytest.mark.parametrize("seeds", ["shared", "per-client"])
 def test_aggregate_and_apply_are_the_papers_sum(seeds):
     """w - eta_g sum_i c_i sum_l V_l gamma_l, with counts that differ between clients."""
     method = Ferret(directions=20, basis="hadamard", seeds=seeds, global_rate=0.5)
     state = method.start(LAYOUT, 1)
-    counts = [(6, 1, 12, 1), (2, 20, 2, 2), (3, 3, 3, 3)]
-    names = [9, 9, 9] if seeds == "shared" else [1, 2, 3]
-    made = contributions(4, names, counts)
-    made = [(client, weight, update) for (client, _, update), weight in zip(made, (0.5, 0.3, 0.2), strict=True)]
+    rng, made = np.random.default_rng(4), []
+    for client, (weight, counts) in enumerate([(0.5, (6, 1, 12, 1)), (0.3, (2, 20, 2, 2)), (0.2, (3, 3, 3, 3))]):
+        gammas = tuple(rng.normal(size=count).astype(np.float32) for count in counts)
+        made.append((client, weight, Coefficients(9 if seeds == "shared" else client, gammas)))
     step = method.decode_step(state, method.aggregate(state, answers(4, made)).encode())
-    where = space()
+    where = spread(LAYOUT)
     before = where.parameters[0].detach().clone().double().numpy()
     where.apply(method.change(state, step))
     expected = before.copy()
@@ -137,13 +111,10 @@ def test_wrong_updates_are_refused():
     cases = {
         "the round's seed is": Coefficients(seed ^ 1, good.gammas),
         "20 are allowed": Coefficients(seed, (np.ones(21, dtype=np.float32), *good.gammas[1:])),
-        "is nan": Coefficients(seed, (np.full(6, np.nan, dtype=np.float32), *good.gammas[1:])),
     }
     for text, update in cases.items():
         with pytest.raises(MessageError, match=text):
             method.decode_update(state, 1, update.encode())
-    with pytest.raises(MessageError, match="left over"):
-        method.decode_update(state, 1, good.encode() + b"\0")
     with pytest.raises(MessageError, match="the round's seed"):
         method.decode_update(state, 2, good.encode())  # an old round's seed
     with pytest.raises(MessageError, match="2 parts"):
@@ -163,9 +134,7 @@ def test_wrong_updates_are_refused():
 def test_one_number_that_is_not_finite_is_enough(norms, products, text):
     method = Ferret(directions=4)
     with pytest.raises(NonFiniteError, match=text):
-        method.train(
-            method.start(LAYOUT, 1), plan(method, method.start(LAYOUT, 1), 1), MadeUp(norms=norms, products=products)
-        )
+        method.train(method.start(LAYOUT, 1), FerretPlan(None), MadeUp(norms=norms, products=products))
 
 
 def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_rounds():
@@ -293,9 +262,7 @@ def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, 
         net[3].weight.mul_(8)  # the blocks change by very different lengths
     where = ParameterSpace(net, blocks)
     training = LocalTraining(learning_rate=0.01, steps=3, batch=8, accumulation=1, weight_decay=0.0)
-    method = Ferret(
-        directions=90, basis="truncated_normal", blocks=blocks, allocation=allocation, training=training
-    )  # fmt: skip
+    method = Ferret(directions=90, basis="truncated_normal", blocks=blocks, allocation=allocation, training=training)
     state = method.start(where.layout, 1)
 
     def weights():

@@ -4,50 +4,28 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
-from fedseed import Ferret, ParameterSpace
+from fedseed import Ferret
 from fedseed.errors import MessageError
 from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.weights.layout import Layout, TensorEntry
-from fedseed.weights.vector import Vector
 from support.problem import Problem
-from support.rounds import plan
+from support.rounds import plan, spread
 
 BOUNDS = (0, 30, 32, 100)
 LAYOUT = Layout((TensorEntry("w", (100,), "float32"),), BOUNDS)
 SIZES = np.diff(BOUNDS)
 
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.linspace(-1, 1, 100))
-
-
-def space():
-    made = ParameterSpace(Model())
-    made.layout = LAYOUT
-    made.vector = Vector(made.parameters, LAYOUT)
-    return made
-
-
-def steps(rounds, seeds=2):
+def steps(rounds):
     """Steps of two clients' parts, blocks of very different norms and counts."""
     rng = np.random.default_rng(0)
-    counts, scales = (6, 2, 4), (1.0, 0.01, 0.1)
-    return [
-        CoefficientStep(
-            tuple(
-                Coefficients(
-                    100 * number + part,
-                    tuple((s * rng.normal(size=k)).astype(np.float32) for k, s in zip(counts, scales, strict=True)),
-                )
-                for part in range(seeds)
-            )
-        )
-        for number in range(rounds)
-    ]
+
+    def part(seed):
+        blocks = zip((6, 2, 4), (1.0, 0.01, 0.1), strict=True)
+        return Coefficients(seed, tuple((scale * rng.normal(size=k)).astype(np.float32) for k, scale in blocks))
+
+    return [CoefficientStep((part(100 * number), part(100 * number + 1))) for number in range(rounds)]
 
 
 def change_of(method, step):
@@ -63,7 +41,7 @@ def change_of(method, step):
 
 def walked(method, rounds=5):
     """The weights after some steps, one of them empty, and the state."""
-    where, state = space(), method.start(LAYOUT, 1)
+    where, state = spread(LAYOUT), method.start(LAYOUT, 1)
     for number, step in enumerate(steps(rounds)):
         for each in (step, CoefficientStep(())) if number == 2 else (step,):
             where.apply(method.change(state, each))
@@ -95,15 +73,8 @@ def test_global_optimisers(kind):
 @pytest.mark.parametrize("block_rate", ["adagrad", "rms"])
 def test_rates_of_blocks(block_rate, basis, kind):
     """|D_l|^2 / d_l from rho_l K_l |gamma_l|^2, summed over the parts; D_l over its root and tau."""
-    method = Ferret(
-        server=kind,
-        block_rate=block_rate,
-        basis=basis,
-        global_rate=0.3,
-        server_beta2=0.7,
-        server_eps=0.05,
-        directions=10,
-    )
+    settings = {"global_rate": 0.3, "server_beta2": 0.7, "server_eps": 0.05, "directions": 10}
+    method = Ferret(server=kind, block_rate=block_rate, basis=basis, **settings)
     w, m, s = np.linspace(-1, 1, 100), np.zeros(100), np.zeros(3)
     rho = np.array([method.directions_of(0).variance(int(size)) for size in SIZES])
     for t, step in enumerate(steps(5), 1):

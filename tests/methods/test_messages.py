@@ -32,12 +32,8 @@ def test_every_released_method_has_golden_messages():
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_messages_have_the_golden_bytes(name):
+def test_messages_have_the_golden_bytes_and_are_read_back(name):
     assert MAKE["messages"](name) == GOLDEN[name]
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_golden_messages_are_read_back(name):
     types = dict(zip(("plan", "update", "step"), map(type, MAKE["CASES"][name][1:]), strict=True))
     for what, read in readers(name).items():
         payload = read(bytes.fromhex(GOLDEN[name][what]))

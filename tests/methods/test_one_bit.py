@@ -11,8 +11,7 @@ from hypothesis.extra.numpy import arrays
 from fedseed import Ferret
 from fedseed.errors import MessageError
 from fedseed.methods.ferret import BitCoefficients, BitStep
-from fedseed.methods.one_bit import RaggedBits, magnitude
-from fedseed.methods.payload import Content
+from fedseed.methods.payload import Content, RaggedBits, magnitude
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
 

@@ -5,8 +5,8 @@ import pytest
 
 from fedseed import TopK
 from fedseed.errors import MessageError
-from fedseed.methods.payload import Reader, pack_numbers, unpack_numbers
-from fedseed.methods.topk import CHUNK, Combined, Small, check_places, chunks_of
+from fedseed.methods.payload import Reader, Small, pack_numbers, unpack_numbers
+from fedseed.methods.topk import CHUNK, Combined, check_places, chunks_of
 from fedseed.weights.layout import Layout, TensorEntry
 
 SIZE = 4 * CHUNK + 100

@@ -281,7 +281,6 @@ def test_other_steps_are_packed_one_after_the_other(payloads):
 
 
 def test_records_that_can_not_be_unpacked():
-    """Neither unpacked, nor taken for ones that can be."""
     three = FeedSign(votes_per_round=3)
     for method, data, count, text in (
         (MeZO(), b"1234567", 0, "7 bytes can't be 0 steps of equal length"),
@@ -290,8 +289,7 @@ def test_records_that_can_not_be_unpacked():
         (FeedSign(), b"\x0f", 3, "a padding bit is set"),
         (three, b"\x7f", 2, "more than 6 numbers"),
     ):
-        for act in (unpack, check_pack):
-            with pytest.raises(MessageError, match=text):
-                act(method, data, count)
+        with pytest.raises(MessageError, match=text):
+            check_pack(method, data, count)
     check_pack(three, b"\x3f", 2)
     check_pack(MeZO(), b"1234567", 7)

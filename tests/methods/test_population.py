@@ -25,6 +25,7 @@ METHODS = {
     "zo-shared": ZOFedSGD(**SETTINGS, seeds="shared"),
     "feedsign": FeedSign(**SETTINGS, votes_per_round=2),
     "fedkseed": FedKSeed(**SETTINGS, candidates=16, steps=3),
+    "fedkseed-one": FedKSeed(**SETTINGS | {"population": 1, "basis": "normal"}, steps=12),
     "fedkseed-hadamard": FedKSeed(**SETTINGS | {"basis": "hadamard"}, candidates=16, steps=3, importance=True),
     "fedzo": FedZO(**SETTINGS, steps=2, estimates=2),
     "fedmezo": FedMeZO(**SETTINGS, steps=3),
@@ -91,7 +92,7 @@ def test_an_update_is_what_each_part_says_of_its_direction(name):
     count = method.population * times
     if hasattr(update, "indices") and update.indices is not None:
         first = update.indices
-        alongs = first.reshape(steps, 4) if len(first) > 1 else [range(int(first[0]), int(first[0]) + 4)]
+        alongs = first.reshape(steps, -1) if len(first) > 1 else [range(int(first[0]), int(first[0]) + 4)]
     else:
         alongs = [range(t * count, (t + 1) * count) for t in range(steps)]
     rho = np.concatenate([hand.step(along) for along in alongs])
@@ -115,20 +116,16 @@ def test_an_example_with_several_rows_takes_one_pass_too(small):
     """The options of a choice are rows of their own, all at the weights of their example's direction."""
     language, tokenizer = small[0], small[1]
     space, objective = ParameterSpace(language), Choices(tokenizer)
-    items = objective.prepare(
-        [
-            Choice(f"{word} film. It was", (" great", " bad", " fine")[: 2 + i % 2], i % 2)
-            for i, word in enumerate("abcd")
-        ]
-    )
+    options = (" great", " bad", " fine")
+    made = [Choice(f"{word} film. It was", options[: 2 + i % 2], i % 2) for i, word in enumerate("abcd")]
+    items = objective.prepare(made)
     calls = []
     hook = language.register_forward_hook(lambda *_: calls.append(1))
     basis, along = MeZO(basis="lowrank").directions(5), [3, 4, 9, 1]
     (found,) = part_losses(space, objective, [items], basis, along, 0.05)
     assert len(calls) == 1 and space.rows.reason is None
-    alone = [
-        part_losses(space, objective, [[item]], basis, [k], 0.05)[0][0] for item, k in zip(items, along, strict=True)
-    ]
+    pairs = zip(items, along, strict=True)
+    alone = [part_losses(space, objective, [[item]], basis, [k], 0.05)[0][0] for item, k in pairs]
     assert found == pytest.approx(alone, abs=1e-4)
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         (half,) = part_losses(space, objective, [items], basis, along, 0.05)
@@ -192,15 +189,15 @@ def test_messages_have_a_scalar_for_each_direction_and_lies_are_refused():
     assert [t.first for t in own.change(state, own.decode_step(state, step.encode())).terms] == [2**32 - 4] * 2
     mean = shared.aggregate(state, answers(1, [(0, 0.5, Projections(four)), (1, 0.5, Projections(-3 * four))]))
     np.testing.assert_allclose(mean.scalars, -four / 4, rtol=1e-6)
+
+    def of_own(scalars, *first):
+        return Projections(scalars, indices=np.array(first, dtype=np.uint32)).encode()
+
     refused = [
-        (own, Projections(four, indices=np.array([6], dtype=np.uint32)).encode(), "index of 6: not a multiple of 4"),
-        (
-            own,
-            Projections(np.tile(four, 2), indices=np.array([4, 8], dtype=np.uint32)).encode(),
-            "8 projections .* not 4",
-        ),
-        (own, Projections(four[:1], indices=np.array([4], dtype=np.uint32)).encode(), "8 bytes, 20 for each"),
-        (own, Projections(four * 1e7, indices=np.array([4], dtype=np.uint32)).encode(), "at most 1e"),
+        (own, of_own(four, 6), "index of 6: not a multiple of 4"),
+        (own, of_own(np.tile(four, 2), 4, 8), "8 projections .* not 4"),
+        (own, of_own(four[:1], 4), "8 bytes, 20 for each"),
+        (own, of_own(four * 1e7, 4), "at most 1e"),
         (shared, Projections(np.tile(four, 2)).encode(), "8 projections in update of zo-fedsgd, not 4"),
         (shared, b"", "0 projections"),
         (METHODS["feedsign"], b"\1\1", "too long"),

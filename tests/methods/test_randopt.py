@@ -8,7 +8,6 @@ from torch.nn.functional import cross_entropy
 from fedseed import Orbit, ParameterSpace, RandOpt
 from fedseed.errors import MessageError
 from fedseed.methods.randopt import Chosen, Scores
-from fedseed.runs.recipe import read_recipe
 from support.rounds import answers
 from support.zeroth_order import LAYOUT, data, federation, model
 
@@ -59,11 +58,3 @@ def test_scores_and_numbers_have_their_sizes_and_lies_are_refused():
             METHOD.decode_step(STATE, Chosen(np.array(wrong, dtype=np.uint32)).encode())
     nobody = METHOD.decode_step(STATE, METHOD.aggregate(STATE, answers(1, [])).encode())
     assert not METHOD.change(STATE, nobody).terms and METHOD.advance(STATE, nobody).done == 1
-
-
-def test_what_chooses_nothing_is_refused():
-    with pytest.raises(ValueError, match=r"best = 4: fewer than candidates = 4"):
-        RandOpt(candidates=4, best=4)
-    with pytest.raises(ValueError, match="has no size to divide by"):
-        RandOpt(divide_by="deviation")
-    assert isinstance(read_recipe("small-randopt").method, RandOpt)

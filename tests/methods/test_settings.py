@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedseed import FedKSeed, FeedSign, Ferret, MeZO, ZOFedSGD
+from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, MeZO, RandOpt, ZOFedSGD
 from fedseed.runs.recipe import Recipe
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -21,6 +21,14 @@ REFUSED = [
     (ZOFedSGD, {"small_steps": "from-base"}, "needs seeds"),
     (FedKSeed, {"decay": 1.0}, "less than 1"),
     (FeedSign, {"learning_rate": 0.0}, "rate"),
+    (FedMeZO, {"global_rate": 0.5}, 'global_rate needs travel = "tensors"'),
+    (FedMeZO, {"small_steps": "stochastic"}, '"stochastic" needs travel = "tensors"'),
+    (FedMeZO, {"seeds": "shared", "travel": "tensors"}, 'seeds = "shared" needs travel'),
+    (FedMeZO, {"seeds": "shared", "combine": "exact"}, 'seeds = "shared" needs travel'),
+    (FedMeZO, {"seeds": "shared", "personal": "loss"}, 'personal = "loss" needs seeds = "own"'),
+    (FedMeZO, {"seeds": "shared", "personal": "update"}, 'personal = "update" needs seeds = "own"'),
+    (RandOpt, {"candidates": 4, "best": 4}, "best = 4: fewer than candidates = 4"),
+    (RandOpt, {"divide_by": "deviation"}, "has no size to divide by"),
     (Ferret, {"server": "adam", "block_rate": "rms"}, 'block_rate = "rms": server = "adam"'),
     (Ferret, {**STREAMING, "allocation": "norm"}, "streaming needs"),
     (Ferret, {**STREAMING, "training": {"optimizer": "adamw", "accumulation": 1}}, "streaming needs"),

@@ -93,11 +93,8 @@ def test_messages_that_nobody_can_have_made_are_refused():
     refused(second, "chunks 1 modulo 2, in round 1")
     refused(replace(first, turn=2), "chunks 2 modulo 2")
     refused(replace(first, scales=np.float32([-1, 1])), "scale 0 of 2 is negative")
-    refused(replace(first, scales=np.float32([1, np.inf])), "only finite")
     refused(replace(first, signs=first.signs[:-8]), "too short")
     refused(replace(first, signs=np.r_[first.signs, [-1] * 8]), "too long")
-    for more in range(1, 8 - len(first.signs) % 8 + 1):
-        refused(replace(first, signs=np.r_[first.signs, [-1] * (more - 1), 1]), "padding bit is set")
     mixed = SignStep((replace(first, weight=0.5), replace(second, weight=0.5)))
     with pytest.raises(MessageError, match="different chunks"):
         method.decode_step(state, mixed.encode())

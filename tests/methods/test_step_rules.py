@@ -4,28 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed import FeedSign, MeZO, ParameterSpace, ZOFedSGD
+from fedseed import FeedSign, MeZO, ZOFedSGD
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.mezo import Estimates
 from fedseed.methods.zofedsgd import Projections
-from support.rounds import answers
+from support.rounds import answers, spread
 from support.zeroth_order import LAYOUT, data, federation, model
 
 SIZE = 50
 EPS = 1e-3
 
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.linspace(-1, 1, SIZE))
-
-
 class Steps:
     """A method's steps on 50 weights, beside what they should be in double precision."""
 
     def __init__(self, method):
-        self.method, self.space = method, ParameterSpace(Model())
+        self.method, self.space = method, spread(LAYOUT)
         if method.from_base:
             self.space.keep_base()
         self.state = method.start(LAYOUT, 7)
@@ -81,9 +75,8 @@ def test_meazo(small_steps):
 
 @pytest.mark.parametrize("optimizer", ["momentum", "nesterov"])
 def test_what_is_divided_is_what_the_optimiser_gets(optimizer):
-    method = MeZO(
-        estimates=4, divide_by="deviation", learning_rate=1e-3, optimizer=optimizer, beta1=0.7, small_steps="stochastic"
-    )
+    settings = {"divide_by": "deviation", "learning_rate": 1e-3, "beta1": 0.7, "small_steps": "stochastic"}
+    method = MeZO(**settings, estimates=4, optimizer=optimizer)
     steps, rng, m = Steps(method), np.random.default_rng(2), np.zeros(SIZE)
     for _ in range(4):
         rho = rng.normal(scale=5.0, size=4)
@@ -101,7 +94,6 @@ def test_adam_rebuilt_from_seeds_is_adam_for_as_long_as_it_remembers(kind):
         Steps(kind(**several, optimizer=optimizer, horizon=3, learning_rate=0.01, basis="normal"))
         for optimizer in ("adam", "adam-rebuilt")
     )
-    rng = np.random.default_rng(4)
     for number in range(1, 6):
         for steps in (kept, rebuilt):
             rng = np.random.default_rng(number)
@@ -149,9 +141,7 @@ def test_own_directions_are_divided_by_what_all_clients_measured():
     indices = np.array([5, 999, 7], dtype=np.uint32)
     basis = method.directions(7)
     z = np.array([basis.direction(int(k), 0, SIZE) for k in indices], dtype=np.float64)
-    update = [
-        Projections(np.array([r], dtype=np.float32), indices=indices[i : i + 1]) for i, r in enumerate(rho)
-    ]  # fmt: skip
+    update = [Projections(np.array([r], dtype=np.float32), indices=indices[i : i + 1]) for i, r in enumerate(rho)]
     steps.take(method.aggregate(steps.state, answers(1, [(i, 1 / 3, u) for i, u in enumerate(update)])))
     expected = steps.expected - 1e-3 * (rho @ z / 3) / (EPS * np.std(rho, ddof=1))
     np.testing.assert_allclose(steps.weights, expected, atol=2e-6)
@@ -162,7 +152,7 @@ def test_own_directions_are_divided_by_what_all_clients_measured():
 def test_steps_decay_towards_the_base():
     """w - w0 <- (1 - lambda) (w - w0) - eta f z; a step that nobody answered moves nothing."""
     method = FeedSign(votes_per_round=2, decay=0.25, small_steps="from-base", learning_rate=0.1)
-    steps, base = Steps(method), Model().w.detach().double().numpy()
+    steps, base = Steps(method), np.linspace(-1, 1, SIZE, dtype=np.float32).astype(np.float64)
     for signs in ([1, -1], [1, 1], [], [-1, 1]):
         z = steps.directions()
         if signs:

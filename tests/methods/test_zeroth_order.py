@@ -8,18 +8,18 @@ from fedseed import Basis, FeedSign, MeZO, ZOFedSGD
 from fedseed.errors import MessageError
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods.fedkseed import Pairs
-from fedseed.methods.zofedsgd import Projections
+from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.objectives.losses import Supervised
 from fedseed.training.client import LocalClient
 from fedseed.weights.space import ParameterSpace
 from support.rounds import plan
 from support.tiers import mark
-from support.zeroth_order import METHODS, OBJECTIVE, data, federation, model
+from support.zeroth_order import LAYOUT, METHODS, OBJECTIVE, QUICK, data, federation, model
 
-LONG = {"fedkseed-pro": 8, "fedzo": 8}  # rounds, of ten steps each; the others' rounds are one step
+LONG = {"fedzo": 8}  # rounds, of ten steps each; the other's rounds are one step; tests/methods/test_bits.py has others
 
 
-@pytest.mark.parametrize("name", mark(["mezo-adam", "feedsign", *LONG], lambda name: name in LONG, "long"))
+@pytest.mark.parametrize("name", mark(["mezo-adam", *LONG], lambda name: name in LONG, "long"))
 def test_each_method_learns_and_the_same_recipe_gives_the_same_run(name, tmp_path, without_pictures):
     method, clients = METHODS[name]
     results = [federation(method, clients, out=tmp_path / str(i), rounds=LONG.get(name, 40)).run() for i in range(2)]
@@ -106,28 +106,25 @@ def test_autocast_changes_forward_passes_and_no_bit_of_the_weights(name):
     """Losses in bfloat16 give other projections, near those of float32; the weights are restored to the bit."""
     train, _ = data()
     found = {}
+
+    class Noted(LocalClient):
+        def population_losses(self, *arguments):
+            losses = super().population_losses(*arguments)
+            noted.extend(losses)
+            return losses
+
     for autocast in (None, "bfloat16", "float16"):
-        method = METHODS[name][0].model_copy(update={"scale": 0.05})
-        if autocast is not None:
-            method = type(method).model_validate({**method.model_dump(), "autocast": autocast})
+        noted = []
+        method = METHODS[name][0].model_copy(update={"scale": 0.05, "autocast": autocast})
         space = ParameterSpace(model())
         if method.from_base:
             space.keep_base()
         state = method.start(space.layout, 3)
-        client = LocalClient(space, OBJECTIVE, train[0], 3, 1, 0)
-        before = space.digest()
-        rho = []
-        estimate = client.population_losses
-
-        def noted(*arguments, of=estimate, into=rho):
-            into += (found := of(*arguments))
-            return found
-
-        client.population_losses = noted
+        client, before = Noted(space, OBJECTIVE, train[0], 3, 1, 0), space.digest()
         method.train(state, plan(method, state, 1), client)
         client.put_back()
         assert space.digest() == before and all(p.dtype == torch.float32 for p in space.parameters)
-        found[autocast] = np.array(rho[:2])  # of the first step, at the same weights
+        found[autocast] = np.array(noted[:2])  # of the first step, at the same weights
     for autocast in ("bfloat16", "float16"):
         assert (found[autocast] != found[None]).any()
         np.testing.assert_allclose(found[autocast], found[None], atol=0.02)
@@ -162,3 +159,23 @@ def test_estimates_of_a_quadratic_are_its_slopes():
         assert method.two_point(client, basis, k, items).rho == pytest.approx(slope, abs=1e-4)
         (one,) = client.estimates(method, basis, [k], items, one_sided=True)
         assert one.rho == pytest.approx(slope + 0.25 * bend / 2, abs=1e-4)
+
+
+def test_zo_fedsgd_with_one_client_is_mezo_bit_for_bit():
+    a = federation(ZOFedSGD(**QUICK, seeds="shared"), 1, evaluate_every=1).run()
+    b = federation(MeZO(**QUICK), 1, evaluate_every=1).run()
+    assert [x["weights_digest"] for x in a.metrics] == [x["weights_digest"] for x in b.metrics]
+
+
+def sent(values):
+    """What arrives of scalars that travel in a byte each."""
+    method = ZOFedSGD(seeds="shared", scalars="byte")
+    state = method.start(LAYOUT, 1)
+    each = (ByteProjections(np.array([value], dtype=np.float32)).encode() for value in values)
+    return np.concatenate([method.decode_update(state, 1, data).scalars for data in each])
+
+
+def test_one_byte_scalars_keep_the_sign_and_eight_percent():
+    values = np.concatenate([[0.0], np.geomspace(1e-4, 500, 200), -np.geomspace(1e-4, 500, 200)]).astype(np.float32)
+    np.testing.assert_allclose(sent(values), values, rtol=0.08)
+    np.testing.assert_allclose(sent([1e9, -1e9, 1e-30]), [2 ** (47 / 5), -(2 ** (47 / 5)), 0], rtol=1e-6)

@@ -16,23 +16,20 @@ from fedseed.methods.feedsign import Votes
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record, edit, signature
 from fedseed.orbit.file import write_orbit
 from fedseed.weights.digest import base_digest
-from support.tiers import mark
 
 FOLDER = Path(__file__).with_name("golden")
 MAKE = runpy.run_path(str(FOLDER / "make.py"))
 NAMES = sorted(path.stem for path in FOLDER.glob("*.orbit"))
 
 
-@pytest.mark.parametrize("name", mark(NAMES, lambda name: NAMES.index(name) % 3))
+@pytest.mark.parametrize("name", NAMES)
 def test_rollback_to_any_step(name, tmp_path):
     source = FOLDER / f"{name}.orbit"
     before = source.read_bytes()
     whole = Orbit.open(source)
     for to in range(whole.last + 1):
         short = edit.rollback(source, to, tmp_path / f"{to}.orbit")
-        assert [r.payload for r in short.steps()] == [r.payload for r in whole.steps(to)] and not short.complete
-        base = MAKE["model"](MAKE["dtype_of"](name))
-        assert short.replay(base) == whole.replay(MAKE["model"](MAKE["dtype_of"](name)), to)
+        assert list(short.steps()) == list(whole.steps(to)) and short.header == whole.header and not short.complete
     assert source.read_bytes() == before
     with pytest.raises(OrbitError, match="exists: choose another file"):
         edit.rollback(source, 1, tmp_path / "1.orbit")
@@ -136,11 +133,8 @@ def test_ten_thousand_feedsign_steps_take_2_kb(on_small_base, tmp_path, monkeypa
 
 def test_the_final_model_of_fedkseed_takes_17_kb(on_small_base, tmp_path):
     numbers = np.random.default_rng(0).normal(size=4096).astype(np.float32)
-    for method in (FedKSeed(), FedKSeed(basis="hadamard", importance=False, small_steps="stochastic")):
-        (tmp_path / "a.orbit").unlink(missing_ok=True)
-        (tmp_path / "b.orbit").unlink(missing_ok=True)
-        write(tmp_path / "a.orbit", on_small_base(method), [Accumulated(numbers * r) for r in range(40)])
-        assert edit.compact(tmp_path / "a.orbit", tmp_path / "b.orbit").size <= 17_000
+    write(tmp_path / "a.orbit", on_small_base(FedKSeed(small_steps="stochastic")), [Accumulated(numbers)] * 40)
+    assert edit.compact(tmp_path / "a.orbit", tmp_path / "b.orbit").size <= 17_000
 
 
 # -- signatures ------------------------------------------------------------------------------------------------------
@@ -157,13 +151,13 @@ def test_signatures(tmp_path):
     assert signature.sign(orbit, tmp_path / "key") == tmp_path / "a.orbit.sig"
     assert (tmp_path / "a.orbit.sig").stat().st_size == 64
     signature.verify(orbit, public)
-    (tmp_path / "moved").write_bytes((tmp_path / "a.orbit.sig").read_bytes())
-    signature.verify(orbit, public, tmp_path / "moved")
+    signature.verify(orbit, public, (tmp_path / "a.orbit.sig").rename(tmp_path / "moved"))
+    signature.sign(orbit, tmp_path / "key")
     other = signature.generate_key(tmp_path / "other")
     with pytest.raises(OrbitError, match="not this key's signature"):
         signature.verify(orbit, other)
-    for wrong, match in ((tmp_path / "key", "not a public key"), (orbit, "not a public key")):
-        with pytest.raises(OrbitError, match=match):
+    for wrong in (tmp_path / "key", orbit):
+        with pytest.raises(OrbitError, match="not a public key"):
             signature.verify(orbit, wrong)
     with pytest.raises(OrbitError, match="not a private key"):
         signature.sign(orbit, public)

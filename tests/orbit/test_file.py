@@ -15,9 +15,7 @@ from fedseed import Ferret, Orbit, ParameterSpace
 from fedseed.errors import OrbitError
 from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.orbit import Header, OrbitWriter, Record
-from fedseed.orbit.header import FORMAT
 from fedseed.orbit.record import link
-from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.weights.digest import base_digest
 
 METHOD = Ferret(directions=4, basis="hadamard", blocks=2, allocation="uniform", seeds="shared", global_rate=0.5)
@@ -45,11 +43,17 @@ def write(path, steps=3, dtype=torch.float32):
     return digests
 
 
+@cache
+def sample():
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / "a.orbit")
+        return (Path(folder) / "a.orbit").read_bytes()
+
+
 @pytest.fixture
-def data(tmp_path):
-    """The bytes of an orbit of three steps, which is there as a.orbit, too."""
-    write(tmp_path / "a.orbit")
-    return (tmp_path / "a.orbit").read_bytes()
+def data():
+    """The bytes of an orbit of three steps."""
+    return sample()
 
 
 FRAME = 16 + 16 + 16
@@ -148,7 +152,6 @@ def test_a_swapped_record_is_told_from_a_damaged_one(data, tmp_path):
 
 def test_a_forged_length_asks_for_no_memory(data):
     head = data[: -3 * STEP - FRAME]
-    bomb = zlib.compress(b" " * (1 << 24), 9)[: 1 << 12]
     tracemalloc.start()
     for size, steps in ((0xFFFFFFFF, 1), (0xFFFFFFF0, 0xFFFFFFFF), (2, 0xFFFFFFFF), (2, 17), (0, 2)):
         forged = struct.pack("<III", size, 1, steps)
@@ -156,9 +159,6 @@ def test_a_forged_length_asks_for_no_memory(data):
         forged += link(head[-16:], forged)
         with pytest.raises(OrbitError, match="step 1"):
             Orbit.parse(head + forged)
-    start = struct.pack("<8sHHI", b"fedorbit", FORMAT, STREAM_VERSION, len(bomb)) + bomb
-    with pytest.raises(OrbitError, match="header"):
-        Orbit.parse(start + link(b"", start))
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
     tracemalloc.stop()
 
@@ -168,7 +168,7 @@ def test_a_forged_length_asks_for_no_memory(data):
 @given(data=st.data())
 def test_the_reader_only_ever_raises_orbit_errors(data):
     """Arbitrary bytes, and files whose every checksum is right but whose steps are not (headers: test_bombs.py)."""
-    whole = sample_orbit()
+    whole = sample()
     if data.draw(st.booleans()):
         content = whole[: data.draw(st.sampled_from([0, 12]))] + data.draw(st.binary(max_size=400))
     else:
@@ -186,48 +186,33 @@ def test_the_reader_only_ever_raises_orbit_errors(data):
         pass
 
 
-@cache
-def sample_orbit():
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder) / "a.orbit")
-        return (Path(folder) / "a.orbit").read_bytes()
-
-
-def test_versions_are_refused_by_name(tmp_path):
-    write(tmp_path / "a.orbit")
-    data = bytearray((tmp_path / "a.orbit").read_bytes())
-    for position, text in ((8, "orbit format 9"), (10, "random stream version 9")):
-        changed = data.copy()
-        changed[position] = 9
-        (tmp_path / "b.orbit").write_bytes(changed)
+def test_versions_are_refused_by_name(data, tmp_path):
+    for wrong, text in (
+        (data[:8] + b"\x09" + data[9:], "orbit format 9"), (data[:10] + b"\x09" + data[11:], "random stream version 9"),
+        (b"PK\3\4 something else", "not an orbit file"),
+    ):  # fmt: skip
         with pytest.raises(OrbitError, match=text):
-            Orbit.open(tmp_path / "b.orbit")
-    (tmp_path / "b.orbit").write_bytes(b"PK\3\4 something else")
-    with pytest.raises(OrbitError, match="not an orbit file"):
-        Orbit.open(tmp_path / "b.orbit")
+            Orbit.parse(wrong)
     with pytest.raises(OrbitError, match="can't be read"):
         Orbit.open(tmp_path / "missing.orbit")
 
 
-def test_another_base_is_refused_and_left_alone(tmp_path):
-    write(tmp_path / "a.orbit")
+def test_another_base_is_refused_and_left_alone(data):
     other = model()
     with torch.no_grad():
         other[0].bias[0] += 1
     before = base_digest(other)
     with pytest.raises(OrbitError, match="another base"):
-        Orbit.open(tmp_path / "a.orbit").replay(other)
+        Orbit.parse(data).replay(other)
     assert base_digest(other) == before
 
 
-def test_a_step_is_on_disk_before_it_is_heard_of_and_a_file_is_ended_once(tmp_path, monkeypatch):
-    synced, fsync = [], os.fsync
-    write(tmp_path / "a.orbit")
-    whole = (tmp_path / "a.orbit").read_bytes()
+def test_a_step_is_on_disk_before_it_is_heard_of_and_a_file_is_ended_once(data, tmp_path, monkeypatch):
+    synced, fsync, whole = [], os.fsync, Orbit.parse(data)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    writer = OrbitWriter(tmp_path / "b.orbit", Orbit.parse(whole).header)
+    writer = OrbitWriter(tmp_path / "b.orbit", whole.header)
     monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), fsync(handle)))
-    for record in Orbit.parse(whole).steps():
+    for record in whole.steps():
         writer.append(record, sync=record.round == 1)
         assert len(synced) == 1
     writer.append(Record(4, b"", "11" * 16))

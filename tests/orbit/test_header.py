@@ -1,18 +1,22 @@
 """A header's bounds to the last value, and what is written down of it and what not."""
 
 import json
+import runpy
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from fedseed import FedKSeed, FeedSign
+from fedseed import FedKSeed, FeedSign, Ferret, MeZO
 from fedseed.errors import OrbitError
 from fedseed.models.adapters import LoRA
 from fedseed.orbit import Header
-from fedseed.orbit.header import AdapterStart
+from fedseed.orbit.header import AdapterStart, chosen
 from fedseed.weights.layout import Layout, TensorEntry
 
+# orbits leave out settings that are as by default: so a default stays what it was when there were orbits of it
+MADE = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "make_reference.py"))
 LAYOUT = Layout((TensorEntry("w", (4,), "float32"), TensorEntry("none", (0, 3), "float32")), (0, 4))
 PLAIN = Header("small", "00" * 16, "float32", LAYOUT, FeedSign(batch=1), 1)
 FULL = replace(
@@ -61,3 +65,24 @@ def test_numbers_at_their_bounds():
             decoded(header, **wrong)
         with pytest.raises(OrbitError, match=f"no orbit can be written: .*{text}"):
             replace(header, **wrong).encode()
+
+
+def test_defaults_that_orbits_leave_out_are_what_they_were():
+    changed = MADE["changed_defaults"]()
+    assert not changed, "\n".join(changed)
+    assert json.loads(MADE["DEFAULTS"].read_text()) == MADE["defaults"](), "new settings: run scripts/make_reference.py"
+
+
+@pytest.mark.parametrize(
+    ("settings", "written"),
+    [
+        (Ferret(), {"name": "ferret"}),
+        (MeZO(learning_rate=0.5, population=1), {"name": "mezo", "learning_rate": 0.5}),
+        (Ferret(training={"steps": 3, "schedule": "cosine"}),
+         {"name": "ferret", "training": {"steps": 3, "schedule": {"kind": "cosine"}}}),
+        (LoRA(), {"kind": "lora"}),
+    ],
+)  # fmt: skip
+def test_what_is_as_by_default_is_not_written(settings, written):
+    assert chosen(settings) == written
+    assert type(settings).model_validate(written) == settings

@@ -40,6 +40,5 @@ METHODS = {
     "zo-shared": (ZOFedSGD(**QUICK, seeds="shared"), 5),
     "feedsign": (FeedSign(**QUICK), 5),
     "fedkseed": (FedKSeed(**QUICK, candidates=64, steps=10), 5),
-    "fedkseed-pro": (FedKSeed(**QUICK, candidates=64, steps=10, importance=True, basis="rademacher"), 5),
     "fedzo": (FedZO(**QUICK, steps=10, estimates=2), 5),
 }

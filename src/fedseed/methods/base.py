@@ -32,23 +32,15 @@ from fedseed.weights.layout import BlockRule, Layout
 
 @dataclass(frozen=True)
 class CatchUp:
-    """Says which steps somebody who missed rounds needs to get the model. Stores, logs and clients ask only this.
+    """Says which steps somebody who missed rounds needs to get the model. Stores, logs and clients ask only this."""
 
-    Args:
-        replaces: a step replaces all before it, as whole weights do.
-        may_drop: an orbit replays without its earlier steps, as the next plan carries the model.
-    """
-
-    replaces: bool = False
-    may_drop: bool = False
+    replaces: bool = False  # a step replaces all before it, as whole weights do
+    may_drop: bool = False  # an orbit replays without its earlier steps, as the next plan carries the model
 
     def needs(self, has: int, last: int, changed: int) -> range:
-        """Returns the numbers of the steps that somebody still downloads.
+        """Returns the numbers of the steps that somebody who has step `has` still downloads.
 
-        Args:
-            has: the last step that they have.
-            last: the newest step.
-            changed: the newest step that is not empty.
+        `last` is the newest step, `changed` the newest that is not empty.
         """
         if self.replaces:
             return range(changed, changed + 1) if changed > has else range(0)
@@ -61,17 +53,11 @@ ALL = 0xFFFFFFFF  # in place of a client's number: one answer that stands for al
 
 
 class Round(NamedTuple):
-    """Whom a plan is for.
+    """Whom a plan is for."""
 
-    Args:
-        number: the round, from 1.
-        client: the client's number.
-        clients: all that take part in the round.
-    """
-
-    number: int
-    client: int
-    clients: Sequence[int]
+    number: int  # the round, from 1
+    client: int  # the client's number
+    clients: Sequence[int]  # all that take part in the round
 
 
 class Answer(NamedTuple):
@@ -84,19 +70,12 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Answers(Sequence[Answer]):
-    """A round's answers, in ascending order of clients; there may be none.
+    """A round's answers, in ascending order of clients; there may be none."""
 
-    Args:
-        round: the round's number.
-        answers: the answers.
-        rule: how vectors of the clients become one.
-        past: what else the rule may know.
-    """
-
-    round: int
+    round: int  # the round's number
     answers: Sequence[Answer]
-    rule: AggregationRule
-    past: Past = field(default_factory=Past)
+    rule: AggregationRule  # how vectors of the clients become one
+    past: Past = field(default_factory=Past)  # what else the rule may know
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -117,32 +96,27 @@ class Answers(Sequence[Answer]):
     def combine(self, vectors: Part) -> NDArray[np.float64]:
         """Returns what the rule makes of a vector of each client: with the mean, sum_i c_i v_i in double precision.
 
-        Shorter vectors are filled up with zeros.
+        Shorter vectors are filled up with zeros. Of no vectors it makes one of no entries: nobody answered.
         """
+        if not vectors:
+            return np.zeros(0)
         (outcome,) = self.combine_parts([vectors])
         return outcome
 
     def combine_parts(self, parts: Iterable[Part]) -> Iterator[NDArray[np.float64]]:
-        """Yields the same, part by part, for vectors in parts, such as blocks or tensors; the rule sees them as one.
-
-        Args:
-            parts: the same entries of each client's vector; gone through more than once.
-        """
+        """Yields the same for vectors in parts, such as blocks, which the rule sees as one and may go through again."""
         return self.rule.combine_parts(Parts(lambda: map(padded, parts)), self.weights, self.past)
 
     def tally(self, votes: Part) -> NDArray[np.float64]:
         """Returns what the rule makes of clients' votes, entry by entry; with the mean, their sum without weights."""
-        return np.sum(votes, axis=0, dtype=np.float64) if self.rule.linear else self.combine(votes)
+        return np.sum(votes, axis=0, dtype=np.float64) if self.rule.linear and votes else self.combine(votes)
 
     def accumulate(
         self, before: NDArray[Any], indices: Sequence[NDArray[np.integer[Any]]], values: Sequence[NDArray[Any]]
     ) -> NDArray[np.float64]:
-        """Returns `before` plus what the rule makes of sparse vectors, which are zero but for some entries.
+        """Returns `before` (1-D) plus what the rule makes of sparse vectors: `values` of each client at its `indices`.
 
-        Args:
-            before: 1-D.
-            indices: where each client's entries are; an index that occurs twice counts twice.
-            values: each client's entries, as many as its indices.
+        An index that occurs twice counts twice.
         """
         result = before.astype(np.float64)
         pairs = list(zip(indices, values, strict=True))

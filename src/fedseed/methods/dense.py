@@ -13,23 +13,13 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.aggregation.base import Parts
+from fedseed.aggregation.base import Part, Parts
 from fedseed.methods.base import EVERY_STEP, NEWEST_STEP, Answers, CatchUp
-from fedseed.methods.payload import (
-    SMALLEST_MOVE,
-    About,
-    Floats,
-    Payload,
-    Scalar,
-    State,
-    Tensors,
-    from_floats,
-    to_floats,
-)
+from fedseed.methods.payload import SMALLEST_MOVE, About, Payload, Scalar, State, Tensors, from_floats, to_floats
 from fedseed.methods.server import Served
 from fedseed.optimizers.rules import Moments
 from fedseed.randomness import Domain, derive, kernels
-from fedseed.weights.change import NOTHING, Change, Replace, Rounding
+from fedseed.weights.change import NOTHING, Change, Floats, Replace, Rounding
 from fedseed.weights.layout import ITEM_BYTES, Layout
 
 COORDINATOR = 0xFFFFFFFF  # no client's number: whose numbers an average is rounded by
@@ -76,9 +66,8 @@ class WholeTensors(Payload):
 
     def mean_square(self, about: About) -> float:
         """Returns the root of the mean square of the vector's entries."""
-        layout = about.state.layout
-        squares = sum(float(np.square(part).sum()) for part in pieces(layout, self.data, self.before(about)))
-        return sqrt(squares / layout.size)
+        parts = pieces(about.state.layout, self.data, self.before(about))
+        return sqrt(sum(float(np.square(part).sum()) for part in parts) / about.state.layout.size)
 
     def vector(self, about: About) -> Floats:
         return np.concatenate(list(pieces(about.state.layout, self.data, self.before(about)))).astype(np.float32)
@@ -86,48 +75,34 @@ class WholeTensors(Payload):
     def with_vector(self, vector: NDArray[Any], about: About) -> Self:
         """Returns it with the tensors that a vector stands for, rounded to each one's dtype."""
         layout, before = about.state.layout, self.before(about)
-        parts: Iterator[NDArray[np.float64]] = (vector[at.start : at.stop].astype(np.float64) for at in cut(layout))
-        if before is not None:
-            parts = map(np.add, parts, pieces(layout, before))
-        return replace(self, data=rounded(layout, parts).data)  # type: ignore[type-var]
+        parts = (vector[at.start : at.stop].astype(np.float64) for at in cut(layout))
+        whole = parts if before is None else map(np.add, parts, pieces(layout, before))
+        return replace(self, data=rounded(layout, whole).data)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
 class Weights(WholeTensors):
-    """All trainable tensors in order, in their own dtypes.
+    """All trainable tensors in order, in their own dtypes."""
 
-    Args:
-        loss: the client's mean training loss, in updates of methods whose next plans depend on it.
-        data: the tensors; no bytes: unchanged (nobody answered).
-    """
-
+    # the client's mean training loss, in updates of methods whose next plans depend on it
     loss: Annotated[float | None, Scalar("f4", when="losses_travel", only="update")] = field(default=None, kw_only=True)
-    data: Annotated[bytes, Tensors()]
+    data: Annotated[bytes, Tensors()]  # the tensors; no bytes: unchanged (nobody answered)
 
     def size(self, about: About) -> float:
         """Returns how far they have moved; 0 where nobody knows from where."""
         return max(SMALLEST_MOVE, self.mean_square(about)) if self.data and self.before(about) is not None else 0.0
 
 
-def _nothing() -> Floats:
-    return np.zeros(0, dtype=np.float32)
-
-
 @dataclass(frozen=True)
 class DenseState(State):
-    """What the coordinator keeps.
-
-    Args:
-        weights: its copy of the weights; None before the first step, when only the clients know them.
-        first: the server optimiser's average change, float32, length d; empty before there is one.
-        second: the average of its square, for Adam.
-    """
+    """What the coordinator keeps: a copy of the weights, and the averages of the server's optimiser."""
 
     remembered: ClassVar[tuple[str, ...]] = ("first", "second")
 
-    weights: Weights | None = None
-    first: Floats = field(default_factory=_nothing)
-    second: Floats = field(default_factory=_nothing)
+    weights: Weights | None = None  # None before the first step, when only the clients know them
+    # the average change, length d, and for Adam that of its square; empty before there is one
+    first: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    second: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
         state = super().load_state_dict(arrays)
@@ -138,21 +113,17 @@ class DenseState(State):
     def combine(self, answers: Answers, of_moves: bool = False) -> Iterator[NDArray[np.float64]]:
         """Yields what the rule makes of the clients' tensors, piece by piece.
 
-        Args:
-            answers: the round's answers.
-            of_moves: they are weights; rules that look at lengths see how far each client has moved from the weights
-                before, where these are known.
+        With `of_moves` they are weights: rules that look at lengths see how far each client has moved from the weights
+        before, where these are known.
         """
         sent = [update.data for update in answers.updates]
         origin = self.weights if of_moves and answers.rule.geometric else None
 
-        def parts() -> Iterator[list[NDArray[Any]]]:
+        def parts() -> Iterator[Part]:
             for at in cut(self.layout):
-                part: list[NDArray[Any]] = [to_floats(one[at.where], at.dtype) for one in sent]
-                if origin is not None:
-                    before = to_floats(origin.data[at.where], at.dtype).astype(np.float64)
-                    part = [one - before for one in part]
-                yield part
+                part = [to_floats(one[at.where], at.dtype) for one in sent]
+                before = None if origin is None else to_floats(origin.data[at.where], at.dtype).astype(np.float64)
+                yield part if before is None else [one - before for one in part]
 
         combined = answers.combine_parts(Parts(parts))
         return combined if origin is None else map(np.add, combined, pieces(self.layout, origin.data))
@@ -184,10 +155,8 @@ class Dense(Served):
         if self.server == "average" or not answers:
             return state
         moments = self._moments(state)
-        at = 0
-        for part in self.wanted(state, answers):
-            moments.take(part, at)
-            at += len(part)
+        for at, part in zip(cut(state.layout), self.wanted(state, answers), strict=True):
+            moments.take(part, at.start)
         return replace(state, first=moments.first, second=moments.second)
 
     def _moments(self, state: Any) -> Moments:

@@ -44,19 +44,15 @@ class Averaged(Dense):
     def server_rate(self, number: int) -> float:
         return self.global_rate
 
-    def average(self, state: DenseState, answers: Answers) -> Iterator[NDArray[np.float64]]:
-        """Yields sum_i c_i w_i, piece by piece, in double precision."""
-        return state.combine(answers, of_moves=True)
-
     def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
-        for mean, before in zip(self.average(state, answers), known(state), strict=True):
+        for mean, before in zip(state.combine(answers, of_moves=True), known(state), strict=True):
             yield mean - before
 
     def aggregate(self, state: Any, answers: Answers) -> Any:
         """Returns the mean, rounded once to each tensor's dtype; plain averaging needs no old weights."""
         if not answers or self.server != "average" or self.global_rate != 1.0:
             return super().aggregate(state, answers)
-        return rounded(state.layout, self.average(state, answers), self.rounding_of(state, answers))
+        return rounded(state.layout, state.combine(answers, of_moves=True), self.rounding_of(state, answers))
 
 
 class FedAvg(Averaged):

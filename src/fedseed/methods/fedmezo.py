@@ -89,16 +89,12 @@ class Traces(Payload):
 
 @dataclass(frozen=True)
 class FedMeZOState(DenseState):
-    """Counts the rounds, and remembers what they have shown of clients; with tensors, the coordinator alone knows it.
-
-    Args:
-        done: how many rounds are done.
-        signals: (client, signal), shape (k, 2): at most ROUNDS of each client, its newest last.
-    """
+    """Counts the rounds, and remembers what they have shown of clients; with tensors, only the coordinator knows it."""
 
     remembered: ClassVar[tuple[str, ...]] = (*DenseState.remembered, "signals")
 
-    done: int = 0
+    done: int = 0  # how many rounds are done
+    # (client, signal), shape (k, 2): at most ROUNDS of each client, its newest last
     signals: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
 
     @cached_property
@@ -277,14 +273,9 @@ class FedMeZO(Averaged, Population):
 
 
 def phi(signals: Mapping[int, float], client: int) -> float:
-    """Returns Phi_i: a client's signal minus the mean, over the largest absolute difference from the mean.
+    """Returns Phi_i, from -1 to 1: a client's signal minus the mean, over the largest absolute difference from it.
 
-    Args:
-        signals: what is known of the round's clients.
-        client: whose; one without a signal has 0.
-
-    Returns:
-        A number from -1 to 1; 0 where all are equal.
+    It is 0 for a client without a signal, and where all signals are equal.
     """
     if client not in signals:
         return 0.0

@@ -28,17 +28,12 @@ from fedseed.training.protocol import Client
 
 @dataclass(frozen=True)
 class Gradient(WholeTensors):
-    """An update.
-
-    Args:
-        terms: how many terms the loss is a mean of.
-        data: the gradient, tensor by tensor, in the weights' dtypes.
-    """
+    """An update."""
 
     weight_terms: ClassVar[str | None] = "terms"
 
-    terms: Annotated[int, Scalar("u4")]
-    data: Annotated[bytes, Tensors()]
+    terms: Annotated[int, Scalar("u4")]  # how many terms the loss is a mean of
+    data: Annotated[bytes, Tensors()]  # the gradient, tensor by tensor, in the weights' dtypes
 
     @classmethod
     def before(cls, about: About) -> None:

@@ -3,8 +3,7 @@
 Karimireddy, Rebjock, Stich, Jaggi: "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019,
 Algorithm 1, with a whole round's change in place of a step's gradient. For a compressor C, on client i:
 
-    Delta_i  = w_start - w_end                   after T local optimiser steps
-    p        = e_i + Delta_i
+    p        = e_i + Delta_i                     Delta_i = w_start - w_end, after T local optimiser steps
     q        = C(p)                              what is sent
     e_i     <- beta (p - q)                      what is remembered: d float32 numbers on the client
     w       <- w - eta_g sum_i c_i q_i
@@ -28,6 +27,7 @@ from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Patch
 
 CHUNK = 4096  # entries of a vector that are compressed together; its last chunk may be shorter
+TOGETHER = 64  # chunks worked on at a time
 
 
 def chunks_of(size: int) -> int:

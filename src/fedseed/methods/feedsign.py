@@ -85,8 +85,6 @@ class FeedSign(Population, Stepwise):
 
     def aggregate(self, state: StepState, answers: Answers) -> Votes:
         """Takes the majority for each direction (Eq. 4); of another rule's outcome the sign."""
-        if not answers:
-            return Votes(np.zeros(0, dtype=np.int8))
         return Votes(self._settled(answers.tally([update.signs for update in answers.updates]), state, answers.round))
 
     def change(self, state: StepState, step: Votes) -> Change:

@@ -28,8 +28,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Answers, Round
-from fedseed.methods.one_bit import RaggedBits
-from fedseed.methods.payload import About, Many, Payload, Ragged, Scalar, Summand, moved
+from fedseed.methods.payload import About, Many, Payload, Ragged, RaggedBits, Scalar, Summand, moved
 from fedseed.methods.server import BlockRates, BlockState
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
@@ -171,7 +170,7 @@ class Ferret(BlockRates):
             for any number of directions (benchmarks/README.md).
         basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
         scalars: a coefficient in 4 bytes ("float32", as published) or in a "bit": its sign, and one magnitude for all
-            of a block, up and down (`fedseed.methods.one_bit`).
+            of a block, up and down (`fedseed.methods.payload.RaggedBits`).
         allocation: how many directions K_l each block gets (`fedseed.methods.ferret`); "norm" is published.
         seeds: "per-client" (published; the step carries every client's seed and coefficients), "shared" (one a round)
             or "fixed": one for all rounds, so that the weights move in the span of its directions only.
@@ -265,9 +264,7 @@ class Ferret(BlockRates):
     def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> Counts:
         """Returns K_l for each block, in proportion to the sizes where what the rule looks at is not known.
 
-        Args:
-            state: the one before the round.
-            norms: |Delta_l| of the client's update, for "norm" and "sqrt".
+        `state` is the one before the round, `norms` are |Delta_l| of the client's update, for "norm" and "sqrt".
         """
         sizes, basis, total = state.layout.block_sizes, self.directions_of(0), self.directions
         rho = np.array([basis.variance(size) for size in sizes])
@@ -370,17 +367,12 @@ def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
         raise ValueError(f"{total} directions for {blocks} blocks: at least one each is needed")
     if not (np.isfinite(shares).all() and shares.sum() > 0):
         shares = np.ones(blocks)
-    quotas = np.ones(blocks)
+    quotas = total * (shares / shares.sum())
     large = np.ones(blocks, dtype=bool)
-    while large.any():
-        left = total - (blocks - int(large.sum()))
-        weight = shares[large].sum()
-        quotas[large] = left * (shares[large] / weight)
-        small = large & (quotas < 1)
-        if not small.any():
-            break
+    while (small := large & (quotas < 1)).any():
         quotas[small] = 1
         large &= ~small
+        quotas[large] = (total - np.count_nonzero(~large)) * (shares[large] / shares[large].sum())
     counts = np.floor(quotas).astype(np.int64)
     missing = total - int(counts.sum())
     counts[np.argsort(-(quotas - counts), kind="stable")[:missing]] += 1
@@ -390,8 +382,7 @@ def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
 def least_squares(layout: Layout, basis: Basis, products: Gammas) -> list[NDArray[np.float32]]:
     """Returns (V^T V)^-1 V^T Delta of each block, in double precision (Eq. 5), from V^T Delta.
 
-    Raises:
-        ValueError: more than EXACT_LIMIT directions.
+    Raises ValueError: more than EXACT_LIMIT directions.
     """
     found = []
     for block, (product, (start, stop)) in enumerate(zip(products, pairwise(layout.boundaries), strict=True)):

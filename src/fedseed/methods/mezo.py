@@ -61,8 +61,6 @@ class MeZO(Population, Stepwise):
         return Estimates(shares(client.estimates(self, basis, along, items, self.estimator == "one-point")))
 
     def aggregate(self, state: StepState, answers: Answers) -> Estimates:
-        if not answers:
-            return Estimates(np.zeros(0, dtype=np.float32))
         return Estimates(answers.combine([u.scalars for u in answers.updates]).astype(np.float32))
 
     def change(self, state: StepState, step: Estimates) -> Change:

@@ -27,14 +27,16 @@ Floors keep what is almost zero, such as the rest of a change after 16-bit round
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from math import sqrt
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.errors import MessageError
 from fedseed.randomness import Domain, derive
+from fedseed.randomness.kernels import reference
 from fedseed.weights.layout import ITEM_BYTES, Layout
 
 Floats = NDArray[np.float32]
@@ -46,20 +48,10 @@ SMALLEST_MOVE = 1e-6  # smaller moves of the weights count as this one
 
 @dataclass(frozen=True)
 class State:
-    """What a run's next round depends on besides the weights.
+    """What a run's next round depends on besides the weights."""
 
-    Args:
-        layout: the parameter space.
-        seed: the run's seed.
-    """
-
-    layout: Layout
-    seed: int
-
-    @property
-    def blocks(self) -> int:
-        """Returns L, how many blocks there are."""
-        return len(self.layout.block_sizes)
+    layout: Layout  # the parameter space
+    seed: int  # the run's seed
 
     def round_seed(self, number: int = 0) -> int:
         """Returns the seed that all clients of a round may share; of round 0 one for the whole run."""
@@ -83,19 +75,12 @@ class State:
 
 @dataclass(frozen=True)
 class About:
-    """What a payload is read against.
+    """What a payload is read against."""
 
-    Args:
-        method: the `Method`; its settings give lengths by name.
-        state: the state before the round; `state.blocks` gives the number of blocks.
-        kind: what is read. A step may be empty: nobody answered.
-        round: the round, of updates.
-    """
-
-    method: Any
-    state: State
-    kind: Literal["plan", "update", "step"]
-    round: int = 0
+    method: Any  # the `Method`; its settings give lengths by name
+    state: State  # the state before the round
+    kind: Literal["plan", "update", "step"]  # what is read. A step may be empty: nobody answered
+    round: int = 0  # the round, of updates
 
     def lookup(self, name: str) -> Any:
         """Returns what the method or the state has under this name; None if there is no such thing."""
@@ -108,19 +93,12 @@ class About:
 
 
 class Content(NamedTuple):
-    """How much travels: bytes, and the numbers that papers count (Ferret, Appendix C.2), whatever bytes each takes.
+    """How much travels: bytes, and the numbers that papers count (Ferret, Appendix C.2), whatever bytes each takes."""
 
-    Args:
-        bytes: of the payload.
-        scalars: coefficients, projections, losses, weights, whatever their precision.
-        integers: seeds, indices, and what is counted. Lengths, which only say how to read the rest, are not.
-        bits: votes.
-    """
-
-    bytes: int = 0
-    scalars: int = 0
-    integers: int = 0
-    bits: int = 0
+    bytes: int = 0  # of the payload
+    scalars: int = 0  # coefficients, projections, losses, weights, whatever their precision
+    integers: int = 0  # seeds, indices, and what is counted. Lengths, which only say how to read the rest, are not
+    bits: int = 0  # votes
 
 
 NUMBERS = ("scalars", "integers", "bits")
@@ -143,23 +121,14 @@ class Payload:
         return b"".join(codec.write(value) for codec, value in values if value is not None)
 
     def content(self, size: int, data: bytes = b"") -> Content:
-        """Returns what it holds, counted by the fields that it declares.
-
-        Args:
-            size: d, the number of parameters, which is what a payload of whole tensors holds.
-            data: the payload's bytes.
-        """
+        """Returns what it holds, counted by its fields. `data` are its bytes; whole tensors hold `size` numbers (d)."""
         values = ((codec, getattr(self, name)) for name, codec in codecs(type(self)))
         held = total(codec.held(value, size) for codec, value in values if value is not None)
         return Content(len(data), *held[1:])
 
     @classmethod
     def decode(cls, data: bytes, about: About) -> Self:
-        """Reads what `encode` wrote.
-
-        Raises:
-            MessageError: too short or too long, a value that is not finite, or one that can't be.
-        """
+        """Reads what `encode` wrote. Raises MessageError: too short, too long, not finite, or a value that can't be."""
         reader = Reader(data, about)
         payload = cls.read(reader)
         reader.end()
@@ -192,11 +161,7 @@ class Payload:
         return self.with_vector(numbers, about)
 
     def vector(self, about: About) -> NDArray[np.floating[Any]]:
-        """Returns an update in the space in which a rule combines updates: as long for all clients of a round.
-
-        Raises:
-            ValueError: there is no such space.
-        """
+        """Returns an update as a vector, as long for all clients of a round. Raises ValueError: it is none."""
         raise ValueError(f"updates of {about.method.name} are no vectors of one space")
 
     def with_vector(self, vector: NDArray[np.floating[Any]], about: About) -> Self:
@@ -266,9 +231,7 @@ class Summand(Payload):
     def of(cls, vector: Vector, about: About) -> Self:
         """Returns the update that stands for all clients in `aggregate`, alone and with a weight of 1.
 
-        Args:
-            vector: sum_i c_i v_i with the weights c_i; of votes sum_i v_i.
-            about: the round.
+        `vector` is sum_i c_i v_i with the weights c_i; of votes sum_i v_i.
         """
         return cls(**{codecs(cls)[-1][0]: vector})
 
@@ -292,14 +255,11 @@ def moved(layout: Layout, square: float) -> float:
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """How one field travels.
+    """How one field travels."""
 
-    Args:
-        when: the field is there only if the method's setting of this name is true; otherwise it is None.
-        only: the kind of payload that has it; None: all.
-    """
-
+    # the field is there only if the method's setting of this name is true; otherwise it is None
     when: str | None = field(default=None, kw_only=True)
+    # the kind of payload that has it; None: all
     only: Literal["plan", "update", "step"] | None = field(default=None, kw_only=True)
 
     @abstractmethod
@@ -322,19 +282,12 @@ class Codec(ABC):
 
 @dataclass(frozen=True)
 class Array(Codec):
-    """A 1-D array.
+    """A 1-D array."""
 
-    Args:
-        dtype: of its elements, as they travel.
-        length: how many there are, as this module says.
-        optional: in a step no elements at all are possible, too: nobody answered.
-        each: the name of how many elements there are for each one of the length; None: one.
-    """
-
-    dtype: str
-    length: int | str | Callable[["Reader"], int]
-    optional: bool = False
-    each: str | None = None
+    dtype: str  # of its elements, as they travel
+    length: int | str | Callable[["Reader"], int]  # how many there are, as this module says
+    optional: bool = False  # in a step no elements at all are possible, too: nobody answered
+    each: str | None = None  # the name of how many elements there are for each one of the length; None: one
 
     def write(self, value: Any) -> bytes:
         return np.asarray(value).astype(f"<{self.dtype}").tobytes()
@@ -411,13 +364,9 @@ class Bits(Array):
 
 @dataclass(frozen=True)
 class Ragged(Codec):
-    """A tuple of float32 arrays, one for each block: all their lengths (u32), then all their elements.
+    """A tuple of float32 arrays, one for each block: all their lengths (u32), then all their elements."""
 
-    Args:
-        most: the name of the largest length that is possible.
-    """
-
-    most: str
+    most: str  # the name of the largest length that is possible
 
     def held(self, value: Any, size: int) -> Content:
         return Content(scalars=sum(map(len, value)))
@@ -432,11 +381,88 @@ class Ragged(Codec):
     def lengths(self, reader: "Reader") -> list[int]:
         """Returns the lengths of the arrays. Raises MessageError: one is larger than can be."""
         most = reader.about.lookup(self.most)
-        lengths: list[int] = reader.array("u4", reader.about.state.blocks).tolist()
+        lengths: list[int] = reader.array("u4", len(reader.about.state.layout.block_sizes)).tolist()
         if max(lengths) > most:
             at = int(np.argmax(lengths))
             raise MessageError(f"block {at} has {max(lengths)} coefficients, {most} are allowed")
         return lengths
+
+
+def magnitude(gamma: Floats) -> np.float32:
+    """Returns s of a block's coefficients, shape (K_l,); 0 if they all are; that of q is s again, bit for bit."""
+    doubles = np.abs(gamma.astype(np.float64))
+    largest = doubles.max(initial=0.0)
+    if largest == 0:
+        return np.float32(0)
+    doubles /= largest
+    return np.float32(largest * (np.square(doubles).sum() / doubles.sum()))
+
+
+class RaggedBits(Ragged):
+    """A tuple of arrays in a bit an element: signs, and one magnitude for all of an array, a block's coefficients.
+
+    Vargaftik et al., "DRIVE: One-bit Distributed Mean Estimation", NeurIPS 2021, its Eq. for an unbiased scale: random
+    rotations make entries alike, so that little is lost with their magnitudes.
+
+        q = s sign(gamma),  s = |gamma|^2 / |gamma|_1        0 counts as positive
+
+    <q, gamma> = |gamma|^2, so q keeps all of gamma along itself, and |q|^2 is pi/2 |gamma|^2 for normal coefficients:
+    what is lost is noise of 0.57 |gamma|^2. A bit in place of 32 allows for 32 times the directions, and the noise of a
+    projection is in proportion to d / K. Directions of signs are no random rotation: the mean over them of what comes
+    back is the change itself only where it has many entries. Of one with three it is off by 0.5 to 0.7 |Delta|.
+
+    What travels is all lengths (u32), all magnitudes (f32), then a bit for each element, the blocks' bits following one
+    another without a gap: 1 for positive, lowest first, zeros behind the last.
+    """
+
+    def held(self, value: Any, size: int) -> Content:
+        return Content(scalars=len(value), bits=sum(map(len, value)))
+
+    def write(self, value: Any) -> bytes:
+        lengths = np.array([len(part) for part in value]).astype("<u4")
+        scales = np.array([magnitude(part) for part in value]).astype("<f4")
+        return lengths.tobytes() + scales.tobytes() + pack_numbers(np.concatenate(value) >= 0, 1)
+
+    def read(self, reader: "Reader") -> tuple[Floats, ...]:
+        lengths = self.lengths(reader)
+        scales = reader.array("f4", len(lengths))
+        if (scales < 0).any():
+            raise MessageError(f"the magnitude of block {int(np.argmax(scales < 0))} is negative")
+        blocks = np.split(unpack_numbers(reader, 1, sum(lengths)), np.cumsum(lengths)[:-1])
+        return tuple(np.where(block, s, -s) for block, s in zip(blocks, scales, strict=True))
+
+
+class Small(NamedTuple):
+    """Whole numbers below 2^width (uint16), and how many bits each travels in."""
+
+    numbers: NDArray[np.uint16]
+    width: int
+
+
+@dataclass(frozen=True)
+class Packed(Array):
+    """`Small` numbers, without a gap between them."""
+
+    dtype: str = field(default="u2", init=False)
+    width: int | str = 16  # bits of each, or the name of that
+    kind: Literal["integers", "scalars"] = "integers"  # what they are when the content of messages is counted
+
+    def held(self, value: Small, size: int) -> Content:
+        return Content(**{self.kind: len(value.numbers)})
+
+    def write(self, value: Small) -> bytes:
+        return pack_numbers(value.numbers, value.width)
+
+    def read(self, reader: "Reader") -> Small:
+        width = self.width if isinstance(self.width, int) else int(reader.about.lookup(self.width))
+        return Small(unpack_numbers(reader, width, self.count(reader)).astype(np.uint16, copy=False), width)
+
+
+class Counts(Array):
+    """How many entries each chunk has: numbers that only say how to read others."""
+
+    def held(self, value: Any, size: int) -> Content:
+        return Content()
 
 
 @dataclass(frozen=True)
@@ -483,22 +509,17 @@ class Many(Codec):
         return tuple(parts)
 
 
-_KNOWN: dict[type, tuple[tuple[str, Codec], ...]] = {}
-
-
+@cache
 def codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
     """Returns a payload type's fields and how each travels. Raises TypeError if a field does not say."""
-    if payload in _KNOWN:
-        return _KNOWN[payload]
     hints = get_type_hints(payload, include_extras=True)
     found = []
     for name in (one.name for one in fields(payload)):
-        said = get_args(hints[name])[1:] if get_origin(hints[name]) is Annotated else ()
-        codec = next((c for c in said if isinstance(c, Codec)), None)
+        codec = next((said for said in get_args(hints[name]) if isinstance(said, Codec)), None)
         if codec is None:
             raise TypeError(f"{payload.__name__}.{name}: annotate how it travels, such as Scalar('u4')")
         found.append((name, codec))
-    return _KNOWN.setdefault(payload, tuple(found))
+    return tuple(found)
 
 
 # -- many steps in a record of an orbit ----------------------------------------------------------------------------
@@ -512,8 +533,7 @@ def pack(method: Any, payloads: Sequence[bytes]) -> bytes:
 
 
 def unpack(method: Any, data: bytes, count: int) -> list[bytes]:
-    """Returns the `count` steps that `pack` was given. Raises MessageError."""
-    check_pack(method, data, count)
+    """Returns the `count` steps that `pack` was given, where `check_pack` has nothing against them."""
     if each := votes_of(method):
         return [pack_numbers(part, 1) for part in unpack_numbers(Reader(data), 1, count * each).reshape(count, each)]
     size = len(data) // count
@@ -540,12 +560,7 @@ def votes_of(method: Any) -> int:
 
 
 class Reader:
-    """Reads typed values from a payload, never past its end.
-
-    Args:
-        data: the payload's bytes.
-        about: what it is read against (`About`); plain numbers need nothing.
-    """
+    """Reads typed values from a payload's bytes, never past their end; plain numbers need no `about`."""
 
     def __init__(self, data: bytes, about: Any = None) -> None:
         self._data = data
@@ -613,15 +628,9 @@ def check_finite(values: NDArray[Any]) -> NDArray[Any]:
 
 def to_floats(data: bytes, dtype: str) -> Floats:
     """Returns the values of a float32, bfloat16 or float16 tensor's bytes as float32."""
-    if dtype == "bfloat16":
-        return (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(data, dtype="<f4" if dtype == "float32" else "<f2").astype(np.float32, copy=False)
+    return reference.to_float(np.frombuffer(data, dtype="<f4" if dtype == "float32" else "<u2"), dtype)
 
 
 def from_floats(values: Floats, dtype: str) -> bytes:
     """Returns the bytes of finite float32 values, rounded to nearest (ties to even) in a tensor's dtype."""
-    if dtype != "bfloat16":
-        return values.astype("<f4" if dtype == "float32" else "<f2").tobytes()
-    bits: NDArray[np.uint32] = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return rounded.astype("<u2").tobytes()
+    return reference.from_float(values, dtype).astype("<f4" if dtype == "float32" else "<u2", copy=False).tobytes()

@@ -87,8 +87,6 @@ class RandOpt(Stepwise):
 
     def aggregate(self, state: StepState, answers: Answers) -> Chosen:
         """Keeps the k directions with the least scores; of equal ones the first."""
-        if not answers:
-            return Chosen(np.zeros(0, dtype=np.uint32))
         scores = answers.combine([update.scalars for update in answers.updates])
         return Chosen(np.sort(np.argsort(scores, kind="stable")[: self.best]).astype(np.uint32))
 

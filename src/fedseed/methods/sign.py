@@ -3,8 +3,7 @@
 EF-signSGD (Karimireddy, Rebjock, Stich, Jaggi: "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
 ICML 2019, Algorithm 1), with a round's change in place of a gradient. A client i remembers e_i, first 0:
 
-    Delta_i  = w_start - w_end                   after T local optimiser steps
-    p        = e_i + Delta_i
+    p        = e_i + Delta_i                     Delta_i = w_start - w_end, after T local optimiser steps
     q        = s sign(p),  s = |p|_1 / n         for each chunk of n = 4,096 entries; 0 counts as positive
     e_i     <- beta (p - q)                      error feedback; with beta = 1 nothing is lost
     w       <- w - eta_g sum_i c_i q_i           the mean of the clients' scaled signs
@@ -25,7 +24,7 @@ from pydantic import PositiveInt
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.feedback import CHUNK, Feedback, Scales, chunks_of, halved
+from fedseed.methods.feedback import CHUNK, TOGETHER, Feedback, Scales, chunks_of, halved
 from fedseed.methods.payload import About, Bits, Floats, Many, Payload, Reader, Scalar, State, moved
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 
@@ -55,18 +54,11 @@ def _size(reader: Reader) -> int:
 
 @dataclass(frozen=True)
 class Signed(Payload):
-    """Scaled signs of some chunks: an update, or one client's part of a step.
-
-    Args:
-        weight: c_i; an update does not say it.
-        turn: which chunks: those whose number is this modulo `every`.
-        scales: s of each chunk.
-        signs: of each entry, chunk by chunk.
-    """
+    """Scaled signs of some chunks: an update, or one client's part of a step, which says c_i (`weight`), too."""
 
     weight: Annotated[float | None, Scalar("f4", only="step")] = field(default=None, kw_only=True)
-    turn: Annotated[int, Scalar("u4")]
-    scales: Annotated[Floats, Scales(lambda reader: len(_sent(reader)))]
+    turn: Annotated[int, Scalar("u4")]  # which chunks: those whose number is this modulo `every`
+    scales: Annotated[Floats, Scales(lambda reader: len(_sent(reader)))]  # s of each chunk
     signs: Annotated[NDArray[np.int8], Bits(lambda reader: entries_in(_sent(reader), _size(reader)), optional=False)]
 
     def size(self, about: About) -> float:
@@ -92,9 +84,6 @@ class SignStep(Payload):
     def size(self, about: About) -> float:
         """Returns the most that it can be: if all signs agree."""
         return sum(abs(part.weight or 0.0) * part.size(about) for part in self.parts)
-
-
-_TOGETHER = 64  # chunks worked on at a time
 
 
 class Sign(Feedback):
@@ -132,8 +121,8 @@ class Sign(Feedback):
     def _patches(self, parts: Sequence[Signed], size: int) -> Iterator[Patch]:
         """Yields sum_i c_i s_i sign_i, some chunks at a time: in double precision, in the order of the parts."""
         chunks = chosen(parts[0].turn, self.every, size)
-        for lo in range(0, len(chunks), _TOGETHER):
-            some = chunks[lo : lo + _TOGETHER]
+        for lo in range(0, len(chunks), TOGETHER):
+            some = chunks[lo : lo + TOGETHER]
             count = entries_in(some, size)
             total = np.zeros(count)
             for part in parts:

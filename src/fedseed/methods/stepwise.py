@@ -38,18 +38,14 @@ MOST_STEPS = 4096  # most steps that are remembered: each is made again at every
 
 @dataclass(frozen=True)
 class StepState(State):
-    """How many steps are done, which names the next directions, and what is remembered of them.
-
-    Args:
-        done: how many steps are done.
-        coefficients: for "from-base": those of all directions so far, times their schedule's factors and their decay.
-        squares: the average of the squared sum, for divide_by = "scalar".
-        window: for "adam-rebuilt": the sums of the last steps that moved anything, h - 1 at most, the oldest first.
-    """
+    """How many steps are done, which names the next directions, and what is remembered of them."""
 
     done: int = 0
+    # for divide_by = "scalar": the average of the squared sum
     squares: Squares = field(default_factory=Squares)
+    # for "from-base": the coefficients of all directions so far, times their schedule's factors and their decay
     coefficients: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    # for "adam-rebuilt": the sums of the last steps that moved anything, h - 1 at most, the oldest first
     window: tuple[tuple[Term, ...], ...] = ()
 
 
@@ -125,16 +121,12 @@ class Stepwise(ZerothOrder):
     ) -> StepState:
         """Returns the state after a step with these coefficients (none: nobody answered).
 
-        Args:
-            state: the state before it.
-            coefficients: the step's coefficients.
-            terms: the terms of its sum, where they are not along the directions that the step's number names.
+        `terms` are those of its sum, where they are not along the directions that the step's number names.
         """
         kept, window = state.coefficients, state.window
         if self.optimizer == "adam-rebuilt" and len(coefficients):
-            window = (*window, tuple(terms or self.terms(state, coefficients)))[
-                max(0, len(window) + 2 - self.horizon) :
-            ]
+            latest = tuple(terms or self.terms(state, coefficients))
+            window = (*window, latest)[max(0, len(window) + 2 - self.horizon) :]
         if self.from_base:
             new = np.zeros(self.per_step, dtype=np.float32)
             new[: len(coefficients)] = self.divided(state, coefficients)
@@ -181,10 +173,8 @@ class Stepwise(ZerothOrder):
             kept = self.count(state, coefficients).coefficients
             return Rebuild([Term(self.directions(state.seed), kept)], scale=-self.learning_rate)
         terms = terms or self.terms(state, coefficients)
-        rounding, rate = self.rounding(state.seed, state.done), self.rate(state.done + 1)
+        rounding, rate = self.rounding(state.seed, state.done), self.learning_rate * self.factor(state.done + 1)
         if self.optimizer == "sgd":
             return Add(terms, scale=-rate, rounding=rounding)
-        betas = self.beta1, self.beta2
-        if self.optimizer == "adam-rebuilt":
-            return Optimize(terms, Rule("adam", rate, *betas, self.adam_eps), rounding, past=state.window)
-        return Optimize(terms, Rule(self.optimizer, rate, *betas, self.adam_eps), rounding)
+        kind, past = ("adam", state.window) if self.optimizer == "adam-rebuilt" else (self.optimizer, None)
+        return Optimize(terms, Rule(kind, rate, self.beta1, self.beta2, self.adam_eps), rounding, past)

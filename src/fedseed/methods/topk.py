@@ -17,9 +17,8 @@ levels and the scale that fits them best in least squares take turns, as in Lloy
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,80 +27,18 @@ from pydantic import Field
 from fedseed.aggregation.base import Parts
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.feedback import CHUNK, Feedback, Scales, chunks_of, halved
-from fedseed.methods.payload import (
-    About,
-    Array,
-    Content,
-    Floats,
-    Halves,
-    Payload,
-    Reader,
-    State,
-    moved,
-    pack_numbers,
-    unpack_numbers,
-)  # fmt: skip
+from fedseed.methods.feedback import CHUNK, TOGETHER, Feedback, Scales, halved
+from fedseed.methods.payload import About, Counts, Floats, Halves, Packed, Payload, Reader, Small, State, moved
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
-from fedseed.weights.layout import Layout
 
 PLACE_BITS = 12  # of a place in a chunk
 _TURNS = 3  # of Lloyd's algorithm
-_TOGETHER = 64  # chunks worked on at a time
 
 Places = NDArray[np.uint16]
 
 
-class Small(NamedTuple):
-    """Whole numbers below 2^width.
-
-    Args:
-        numbers: uint16.
-        width: bits that each travels in.
-    """
-
-    numbers: NDArray[np.uint16]
-    width: int
-
-
-@dataclass(frozen=True)
-class Packed(Array):
-    """`Small` numbers, without a gap between them.
-
-    Args:
-        width: bits of each, or the name of that.
-        kind: what they are when the content of messages is counted.
-    """
-
-    dtype: str = field(default="u2", init=False)
-    width: int | str = 16
-    kind: Literal["integers", "scalars"] = "integers"
-
-    def held(self, value: Small, size: int) -> Content:
-        return Content(**{self.kind: len(value.numbers)})
-
-    def write(self, value: Small) -> bytes:
-        return pack_numbers(value.numbers, value.width)
-
-    def read(self, reader: Reader) -> Small:
-        width = self.width if isinstance(self.width, int) else int(reader.about.lookup(self.width))
-        return Small(unpack_numbers(reader, width, self.count(reader)).astype(np.uint16, copy=False), width)
-
-
-class Counts(Array):
-    """How many entries each chunk has: numbers that only say how to read others."""
-
-    def held(self, value: Any, size: int) -> Content:
-        return Content()
-
-
 def indices(counts: NDArray[Any], places: Places) -> NDArray[np.int64]:
-    """Returns where entries are in the vector.
-
-    Args:
-        counts: how many entries each chunk has.
-        places: of the entries, in their chunks.
-    """
+    """Returns where entries are in the vector, by how many each chunk has and their places in it."""
     return np.repeat(np.arange(len(counts), dtype=np.int64) * CHUNK, counts) + places
 
 
@@ -119,50 +56,26 @@ def check_places(counts: NDArray[Any], places: Places, size: int) -> None:
         raise MessageError(f"place {last[-1]} in the last chunk, which has {rest} entries")
 
 
-@dataclass(frozen=True)
-class TopKState(State):
-    """Which entries a message has.
+def _kept(about: About) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = about.method.counts(about.state)
+    return found
 
-    Args:
-        share: of the entries of a chunk, that are sent.
-    """
 
-    share: float
-
-    @property
-    def chunks(self) -> int:
-        """Returns how many chunks the vector has."""
-        return chunks_of(self.layout.size)
-
-    @cached_property
-    def counts(self) -> NDArray[np.int64]:
-        """Returns k of each chunk."""
-        sizes = np.full(self.chunks, CHUNK)
-        sizes[-1] = self.layout.size - CHUNK * (self.chunks - 1)
-        return np.maximum(1, np.rint(self.share * sizes)).astype(np.int64)
-
-    @property
-    def entries(self) -> int:
-        """Returns how many entries are kept in all."""
-        return int(self.counts.sum())
+def _entries(reader: Reader) -> int:
+    return int(_kept(reader.about).sum())
 
 
 @dataclass(frozen=True)
 class KeptEntries(Payload):
-    """An update: the entries that are kept of a change.
+    """An update: the entries that are kept of a change."""
 
-    Args:
-        scales: of each chunk.
-        places: of the entries, in their chunks.
-        codes: their levels, less 1; the highest bit is set where the value is negative.
-    """
-
-    scales: Annotated[Floats, Scales("chunks")]
-    places: Annotated[Small, Packed("entries", width=PLACE_BITS)]
-    codes: Annotated[Small, Packed("entries", width="bits", kind="scalars")]
+    scales: Annotated[Floats, Scales(lambda reader: len(_kept(reader.about)))]  # of each chunk
+    places: Annotated[Small, Packed(_entries, width=PLACE_BITS)]  # of the entries, in their chunks
+    # their levels, less 1; the highest bit is set where the value is negative
+    codes: Annotated[Small, Packed(_entries, width="bits", kind="scalars")]
 
     def check(self, about: About) -> None:
-        check_places(about.lookup("counts"), self.places.numbers, about.state.layout.size)
+        check_places(_kept(about), self.places.numbers, about.state.layout.size)
 
     def patch(self, counts: NDArray[np.int64]) -> Patch:
         """Returns q, entry by entry; `counts`: entries of each chunk."""
@@ -174,7 +87,7 @@ class KeptEntries(Payload):
         return Patch(0, values, indices(counts, self.places.numbers))
 
     def size(self, about: About) -> float:
-        return _moved_by(self.patch(about.lookup("counts")).values, about)
+        return _moved_by(self.patch(_kept(about)).values, about)
 
     def numbers(self, about: About) -> NDArray[np.int8]:
         return np.where(self.codes.numbers & 1 << (self.codes.width - 1), -1, 1).astype(np.int8)
@@ -191,17 +104,11 @@ def _count_of(reader: Reader) -> int:
 
 @dataclass(frozen=True)
 class Combined(Payload):
-    """A step: the entries that any client has sent, combined; no chunks at all: nobody answered.
+    """A step: the entries that any client has sent, combined, and how many each chunk has; none: nobody answered."""
 
-    Args:
-        counts: how many entries each chunk has.
-        places: of the entries, in their chunks, ascending in each.
-        values: of the entries.
-    """
-
-    counts: Annotated[NDArray[np.uint16], Counts("u2", "chunks", optional=True)]
-    places: Annotated[Small, Packed(_count_of, width=PLACE_BITS)]
-    values: Annotated[Floats, Halves(_count_of)]
+    counts: Annotated[NDArray[np.uint16], Counts("u2", lambda reader: len(_kept(reader.about)), optional=True)]
+    places: Annotated[Small, Packed(_count_of, width=PLACE_BITS)]  # of the entries, in their chunks, ascending in each
+    values: Annotated[Floats, Halves(_count_of)]  # of the entries
 
     @classmethod
     def of(cls, where: NDArray[np.int64], values: Floats, chunks: int) -> "Combined":
@@ -237,12 +144,14 @@ class TopK(Feedback):
     share: Annotated[float, Field(gt=0, le=1)] = 1 / 64
     bits: Annotated[int, Field(ge=1, le=8)] = 2
 
-    def start(self, layout: Layout, seed: int) -> TopKState:
-        return TopKState(layout, seed, self.share)
+    def counts(self, state: State) -> NDArray[np.int64]:
+        """Returns k of each chunk."""
+        size = state.layout.size
+        return np.maximum(1, np.rint(self.share * np.diff([*range(0, size, CHUNK), size]))).astype(np.int64)
 
-    def compressed(self, state: TopKState, vector: Floats, round: int) -> KeptEntries:
+    def compressed(self, state: State, vector: Floats, round: int) -> KeptEntries:
         scales, places, codes = [], [], []
-        for rows, kept in _chunks(vector, state):
+        for rows, kept in _chunks(vector, self.counts(state)):
             where = np.sort(np.argpartition(np.abs(rows), -kept, axis=1)[:, -kept:], axis=1)
             chosen = np.take_along_axis(rows, where, axis=1).astype(np.float64)
             scale, levels = quantized(np.abs(chosen), 1 << (self.bits - 1))
@@ -252,23 +161,24 @@ class TopK(Feedback):
         which = Small(np.concatenate(places), PLACE_BITS)
         return KeptEntries(halved(np.concatenate(scales)), which, Small(np.concatenate(codes), self.bits))
 
-    def sent(self, state: TopKState, update: KeptEntries) -> list[Patch]:
-        return [update.patch(state.counts)]
+    def sent(self, state: State, update: KeptEntries) -> list[Patch]:
+        return [update.patch(self.counts(state))]
 
-    def aggregate(self, state: TopKState, answers: Answers) -> Combined:
+    def aggregate(self, state: State, answers: Answers) -> Combined:
         """Combines the clients' entries, some chunks at a time; an entry that a client has not sent is 0 there."""
         if not answers:
             return Combined.of(np.zeros(0, np.int64), np.zeros(0, np.float32), 0)
-        sent = [update.patch(state.counts) for update in answers.updates]
+        counts = self.counts(state)
+        sent = [update.patch(counts) for update in answers.updates]
         totals = answers.combine_parts(Parts(lambda: _dense(sent, state.layout.size)))
         where, values = [], []
-        for lo, total in zip(range(0, state.layout.size, _TOGETHER * CHUNK), totals, strict=True):
+        for lo, total in zip(range(0, state.layout.size, TOGETHER * CHUNK), totals, strict=True):
             found = np.flatnonzero(total)
             where.append(found + lo)
             values.append(total[found].astype(np.float32))
-        return Combined.of(np.concatenate(where), np.concatenate(values), state.chunks)
+        return Combined.of(np.concatenate(where), np.concatenate(values), len(counts))
 
-    def change(self, state: TopKState, step: Combined) -> Change:
+    def change(self, state: State, step: Combined) -> Change:
         """w <- w - eta_g sum_i c_i q_i, on the entries that were sent."""
         if not len(step.counts):
             return NOTHING
@@ -277,8 +187,8 @@ class TopK(Feedback):
 
 def _dense(sent: Sequence[Patch], size: int) -> Iterator[list[NDArray[np.float64]]]:
     """Yields some chunks of each client's vector at a time."""
-    for lo in range(0, size, _TOGETHER * CHUNK):
-        hi = min(lo + _TOGETHER * CHUNK, size)
+    for lo in range(0, size, TOGETHER * CHUNK):
+        hi = min(lo + TOGETHER * CHUNK, size)
         dense = []
         for entries in sent:
             where, values = entries.within(lo, hi)
@@ -297,11 +207,11 @@ def quantized(magnitudes: NDArray[np.float64], most: int) -> tuple[NDArray[np.fl
     return scale, levels.astype(np.int64)
 
 
-def _chunks(vector: Floats, state: TopKState) -> Iterator[tuple[Floats, int]]:
+def _chunks(vector: Floats, counts: NDArray[np.int64]) -> Iterator[tuple[Floats, int]]:
     """Yields chunks of one length as rows, and how many entries are kept of each."""
     whole = len(vector) // CHUNK
-    for lo in range(0, whole, _TOGETHER):
-        hi = min(whole, lo + _TOGETHER)
-        yield vector[lo * CHUNK : hi * CHUNK].reshape(-1, CHUNK), int(state.counts[0])
+    for lo in range(0, whole, TOGETHER):
+        hi = min(whole, lo + TOGETHER)
+        yield vector[lo * CHUNK : hi * CHUNK].reshape(-1, CHUNK), int(counts[0])
     if len(vector) % CHUNK:
-        yield vector[whole * CHUNK :].reshape(1, -1), int(state.counts[-1])
+        yield vector[whole * CHUNK :].reshape(1, -1), int(counts[-1])

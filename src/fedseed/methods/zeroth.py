@@ -48,15 +48,7 @@ BasisName = Literal["normal", "truncated_normal", "rademacher", "hadamard", "low
 
 
 def normalised(losses: Sequence[float] | NDArray[np.floating[Any]], how: Normalisation) -> NDArray[np.float64]:
-    """Returns the losses of one population without their scale.
-
-    Args:
-        losses: finite, shape (n,), in any order.
-        how: by their mean and deviation, or by their ranks alone.
-
-    Returns:
-        Shape (n,), in the same order.
-    """
+    """Returns the losses of one population (finite, shape (n,)) without their scale, in the same order."""
     given = np.asarray(losses, dtype=np.float64)
     if how == "none" or not len(given):
         return given
@@ -74,15 +66,10 @@ def normalised(losses: Sequence[float] | NDArray[np.floating[Any]], how: Normali
 
 
 class Projection(NamedTuple):
-    """What two losses say about a direction.
+    """What two losses say about a direction."""
 
-    Args:
-        rho: the estimate, rounded to single precision as it will be sent.
-        loss: the mean of the two losses.
-    """
-
-    rho: float
-    loss: float
+    rho: float  # the estimate, rounded to single precision as it will be sent
+    loss: float  # the mean of the two losses
 
     @property
     def usable(self) -> bool:
@@ -143,24 +130,16 @@ class ZerothOrder(Method):
         """Returns what the learning rate is multiplied by in a round."""
         return factor_of(self.schedule, number)
 
-    def rate(self, number: int) -> float:
-        """Returns eta, the rate of a round."""
-        return self.learning_rate * self.factor(number)
-
     def rounding(self, seed: int, step: int) -> tuple[int, int] | None:
         """Returns how a step with these numbers of the shared stream is rounded (`fedseed.weights.change.Add`)."""
         return (seed, step) if self.small_steps == "stochastic" else None
 
     def local_step(self, terms: Sequence[Term], number: int, seed: int, step: int) -> Change:
         """Returns the change w <- w - eta (sum of the terms), at the rate of a round, rounded as `rounding` says."""
-        return Add(terms, -self.rate(number), self.rounding(seed, step))
+        return Add(terms, -self.learning_rate * self.factor(number), self.rounding(seed, step))
 
     def two_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
-        """Returns the two-point estimate along direction k on `items`.
-
-        Raises:
-            NonFiniteError: a loss is NaN or infinite, or the loss guard says no.
-        """
+        """Returns the two-point estimate along direction k. Raises NonFiniteError: the losses are not usable."""
         return cast(Projection, client.estimates(self, basis, [k], items)[0])
 
     @property
@@ -244,18 +223,10 @@ class ZerothOrder(Method):
     def local_steps(
         self, client: Client, basis: Basis, draws: Iterable[Sequence[int]], one_sided: bool = False
     ) -> Iterator[tuple[Sequence[int], list[Projection]]]:
-        """Yields the estimates of local steps in turn, each at the weights as they are then.
+        """Yields the indices and estimates of local steps in turn, each at the weights as they are then.
 
-        A step whose losses are not usable is counted and left out.
-
-        Args:
-            client: the client.
-            basis: where the directions come from.
-            draws: the indices of each step's directions.
-            one_sided: forward differences.
-
-        Raises:
-            NonFiniteError: at the end, if no step was usable.
+        A step whose losses are not usable is counted and left out. Raises NonFiniteError at the end if no step was
+        usable. `draws` are the indices of each step's directions; `one_sided`: forward differences.
         """
         usable, reason = False, ""
         for along, items in zip(draws, client.batches(self.batch), strict=False):

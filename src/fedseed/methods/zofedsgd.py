@@ -50,14 +50,9 @@ _VALUES = np.array(_magnitudes + [-m for m in _magnitudes], dtype=np.float32)
 
 @dataclass(frozen=True)
 class Projections(Scalars):
-    """Scalars on directions: an update, or a step.
+    """Scalars on directions: an update, or a step, in which the weights are multiplied in; n for each client."""
 
-    Args:
-        scalars: rho, in steps with the weights multiplied in; with a population of n, n for each client.
-        indices: the first of their directions, where each client takes its own; None: they follow from the step's
-            number.
-    """
-
+    # the first of their directions, where each client takes its own; None: they follow from the step's number
     indices: Annotated[NDArray[np.uint32] | None, Array("u4", "m", when="own_seeds")] = field(
         default=None, kw_only=True
     )
@@ -147,8 +142,6 @@ class ZOFedSGD(Population, Stepwise):
         if self.own_seeds:
             scalars = np.array([c * rho / n for _, c, u in answers for rho in u.scalars.tolist()], dtype=np.float32)
             return Projections(scalars, indices=np.array([u.indices[0] for u in answers.updates], dtype=np.uint32))
-        if not answers:
-            return Projections(np.zeros(0, dtype=np.float32))
         return Projections((answers.combine([u.scalars for u in answers.updates]) / n).astype(np.float32))
 
     def change(self, state: StepState, step: Projections) -> Change:

@@ -38,38 +38,21 @@ ABOUT: dict[Form, str] = {
 
 @dataclass(frozen=True)
 class Facts:
-    """Says what came of a run, for a model card.
+    """Says what came of a run, for a model card."""
 
-    Args:
-        steps: how many rounds (of a step-by-step method: optimiser steps) the weights have seen.
-        digest: hex digest of the trained weights.
-        of: how many steps the run has; None: as many as `steps`.
-        orbit_name: the orbit's file name; "" if the run has no orbit.
-        orbit_bytes: the orbit's size; None if the run has no orbit.
-        clients: how many data holders there are; None if that is not known.
-        baseline: the base's metrics, by name; empty if they are not known.
-        final: the tuned model's metrics, by name.
-    """
-
-    steps: int
-    digest: str
-    of: int | None = None
-    orbit_name: str = ""
-    orbit_bytes: int | None = None
-    clients: int | None = None
+    steps: int  # how many rounds (of a step-by-step method: optimiser steps) the weights have seen
+    digest: str  # hex digest of the trained weights
+    of: int | None = None  # how many steps the run has; None: as many as `steps`
+    orbit_name: str = ""  # the orbit's file name; "" if the run has no orbit
+    orbit_bytes: int | None = None  # the orbit's size; None if the run has no orbit
+    clients: int | None = None  # how many data holders there are; None if that is not known
+    # the base's metrics, by name; empty if they are not known
     baseline: Mapping[str, float] = field(default_factory=dict)
-    final: Mapping[str, float] = field(default_factory=dict)
+    final: Mapping[str, float] = field(default_factory=dict)  # the tuned model's metrics, by name
 
 
 def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> str:
-    """Returns README.md of a tuned model.
-
-    Args:
-        header: the run's header.
-        facts: what came of the run.
-        form: what the folder holds.
-        kind: the name of the model's class, by which it is loaded.
-    """
+    """Returns README.md of a tuned model; `kind` is the name of the model's class, by which it is loaded."""
     base = header.base
     if base.startswith((".", "/", "~")) or base.count("/") > 1:  # it is a folder, and a card names no machine's paths
         base = base.rstrip("/").rsplit("/", 1)[-1]
@@ -78,6 +61,7 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     auto = next((name for ending, name in AUTO.items() if kind.endswith(ending)), "AutoModelForCausalLM")
     packaged = form == "adapter" and base in PACKAGED  # transformers does not know these bases
     upto = "" if total == facts.steps else f" --upto {facts.steps}"
+    word = shlex.quote(clean(facts.orbit_name).replace("\n", " "))  # of a shell's command, on one line
     made = Environment(loader=PackageLoader("fedseed.orbit"), trim_blocks=True, undefined=StrictUndefined)
     made.filters.update(
         code=_code, plain=_plain, cell=lambda text: text.replace("|", "\\|"), counted="{:,}".format,
@@ -90,15 +74,10 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
         form=form, facts=facts, total=total, header=header, auto=auto, packaged=packaged,
         processor="AutoImageProcessor" if auto == "AutoModelForImageClassification" else "AutoTokenizer",
         metrics=[(_plain(name), *(f"{of[name]:.4g}" for of in (facts.baseline, facts.final) if of)) for name in names],
-        again=f"fedseed export {_word(facts.orbit_name)}{upto} --out FOLDER",
+        again=f"fedseed export {word}{upto} --out FOLDER",
         settings=[(key, _code(json.dumps(value))) for key, value in header.method.model_dump().items()],
     )  # fmt: skip
     return text.rstrip() + "\n"
-
-
-def _word(text: str) -> str:
-    """Returns a text as one word of a shell's command, on one line."""
-    return shlex.quote(clean(text).replace("\n", " "))
 
 
 def _code(text: str) -> str:

@@ -10,20 +10,9 @@ from fedseed.orbit.record import NO_DIGEST, packed
 
 
 def rollback(path: Path, to: int, out: Path) -> Orbit:
-    """Writes the orbit's steps up to number `to` into a new file, even if later ones are damaged.
+    """Writes the steps up to number `to` into a new file `out`, even if later ones are damaged; returns that orbit.
 
-    The new orbit is not complete, so a run may go on from it.
-
-    Args:
-        path: the orbit.
-        to: number of the last step to keep.
-        out: the new file, which must not exist.
-
-    Returns:
-        The new orbit.
-
-    Raises:
-        OrbitError: the orbit has no step `to`, or `out` exists.
+    It is not complete, so a run may go on from it. Raises OrbitError: there is no step `to`, or `out` exists.
     """
     _must_not_exist(out)
     orbit, damage = scan(read(path), str(path))
@@ -35,17 +24,10 @@ def rollback(path: Path, to: int, out: Path) -> Orbit:
 
 
 def compact(path: Path, out: Path) -> Orbit:
-    """Writes the last step alone into a new file, for a method whose newest step replaces all before it (FedKSeed).
+    """Writes the last step alone into a new file `out`, of a method whose newest step replaces all others.
 
-    Args:
-        path: the orbit.
-        out: the new file, which must not exist.
-
-    Returns:
-        The new orbit, which replays to its last step only.
-
-    Raises:
-        OrbitError: the method needs all its steps, the orbit has none, or `out` exists.
+    Returns that orbit, which replays to its last step only. Raises OrbitError: the method needs all its steps, the
+    orbit has none, or `out` exists.
     """
     _must_not_exist(out)
     orbit = Orbit.open(path)
@@ -62,10 +44,10 @@ def compact(path: Path, out: Path) -> Orbit:
 def differences(a: Orbit, b: Orbit) -> list[str]:
     """Returns a line for each difference between two orbits; there is none if base, settings and steps are the same."""
     lines = a.header.differences(b.header)
-    comparable = a.header.hashed_alike(b.header)
-    if a.header.first != b.header.first:
-        lines.append(f"one is compacted: steps are compared from {max(a.header.first, b.header.first)} on")
     first = max(a.header.first, b.header.first)
+    if a.header.first != b.header.first:
+        lines.append(f"one is compacted: steps are compared from {first} on")
+    alike = a.header.digest_kind == b.header.digest_kind
     for x, y in zip_longest(*((step for step in one.steps() if step.round >= first) for one in (a, b))):
         if x is None or y is None:
             shorter, longer = sorted((a.last, b.last))
@@ -74,7 +56,7 @@ def differences(a: Orbit, b: Orbit) -> list[str]:
         if x.payload != y.payload:
             lines.append(f"step {x.round} is the first that differs")
             break
-        if comparable and x.digest != y.digest and NO_DIGEST not in (x.digest, y.digest):
+        if alike and x.digest != y.digest and NO_DIGEST not in (x.digest, y.digest):
             lines.append(f"the weights differ after step {x.round}, the steps do not")
             break
     return lines

@@ -19,11 +19,7 @@ PROBES = ("a", "Say north 3.", "  Two blanks,\n\na tab\tand 12,345: caf\u00e9 \u
 
 
 def check_free(folder: Path) -> None:
-    """Checks that there is room for a model, before work is put into one.
-
-    Raises:
-        FedseedError: the folder holds a model, or is a file.
-    """
+    """Raises FedseedError if a folder holds a model or is a file: before work is put into one."""
     if any((folder / name).exists() for name in HOLDS):
         raise FedseedError(f"{folder} holds a model already: choose another folder with --out")
     if folder.exists() and not folder.is_dir():
@@ -31,15 +27,7 @@ def check_free(folder: Path) -> None:
 
 
 def check_tokens(folder: Path, tokenizer: Any) -> None:
-    """Checks that a written tokenizer makes the same tokens and chats as the one of the training.
-
-    Args:
-        folder: where the tokenizer was written.
-        tokenizer: the training's; an image processor is not checked.
-
-    Raises:
-        FedseedError: they make other tokens of a text, or have other chat templates.
-    """
+    """Raises FedseedError if a written tokenizer makes other tokens or chats than the training's did."""
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     if not isinstance(tokenizer, PreTrainedTokenizerBase):

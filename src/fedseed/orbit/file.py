@@ -29,17 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Damage:
-    """The first thing that is wrong in a file.
+    """The first thing that is wrong in a file."""
 
-    Args:
-        position: where the record begins.
-        text: what is wrong.
-        torn: only the file's last record is affected, as when a write was interrupted: it may be cut off.
-    """
-
-    position: int
-    text: str
-    torn: bool
+    text: str  # what is wrong
+    torn: bool  # only the file's last record is affected, as when a write was interrupted: it may be cut off
 
 
 @dataclass(frozen=True)
@@ -169,14 +162,9 @@ def read(path: str | Path) -> bytes:
 
 
 def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
-    """Returns everything up to the first damage, and the damage.
+    """Returns everything up to the first damage, and the damage. Raises OrbitError: the header is not usable.
 
-    Args:
-        data: a file's bytes.
-        source: what errors call it.
-
-    Raises:
-        OrbitError: the header is not usable.
+    `source` is what errors call the data.
     """
     if len(data) < START.size or data[: len(MAGIC)] != MAGIC:
         raise OrbitError(f"{source}: not an orbit file")
@@ -202,20 +190,20 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
         step = parts[-1].last + 1 if parts else header.first
         found = _record(header, data, position, step, last)
         if isinstance(found, Damage):
-            damage = Damage(position, f"{source}: {found.text}, at byte {position:,}", found.torn)
+            damage = Damage(f"{source}: {found.text}, at byte {position:,}", found.torn)
             break
         position += FRAME + len(found.payload)
         last = data[position - LINK_BYTES : position]
         if found.steps == 0:
             complete = True
             if position < len(data):
-                damage = Damage(position, f"{source}: {len(data) - position:,} bytes after the end", torn=False)
+                damage = Damage(f"{source}: {len(data) - position:,} bytes after the end", torn=False)
             break
         parts.append(found)
     if header.first > 1:  # a compacted orbit is its one step
         complete = len(parts) == 1
         if not complete and damage is None:
-            damage = Damage(position, f"{source}: step {header.first} is cut off", torn=False)
+            damage = Damage(f"{source}: step {header.first} is cut off", torn=False)
     return Orbit(header, tuple(parts), data[: end + LINK_BYTES], last, position, complete), damage
 
 
@@ -224,7 +212,7 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
 
     def damage(text: str, torn: bool = False) -> Damage:
         # a write that was interrupted may also leave zeros: the file had grown, its content had not arrived
-        return Damage(position, text, torn or not any(data[position:]))
+        return Damage(text, torn or not any(data[position:]))
 
     if position + HEAD.size > len(data):
         return damage(f"step {step} is cut short", torn=True)
@@ -252,13 +240,8 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
 def write_orbit(path: Path, start: bytes, parts: Iterable[Record]) -> None:
     """Writes a whole orbit file, or replaces one, in one go.
 
-    Args:
-        path: the file.
-        start: the header's bytes with the link (`Orbit.start`, or `begin`).
-        parts: the records.
-
-    Raises:
-        StorageError: it can't be written; what was there before still is.
+    `start` is the header's bytes with the link (`Orbit.start`, or `begin`). Raises StorageError: it can't be written;
+    what was there before still is.
     """
     last = start[-LINK_BYTES:]
     with replacing(path) as temporary, open(temporary, "wb") as file:

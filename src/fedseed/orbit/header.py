@@ -4,7 +4,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -16,7 +16,6 @@ from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.privacy.protection import read_method
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.text import flat, shown
-from fedseed.weights.dense_digest import dense_digest
 from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
 MAGIC = b"fedorbit"
@@ -35,27 +34,18 @@ _SHOWN = 1000  # characters of what is wrong with one
 _MOST_SETTINGS = 1 << 16  # characters of a method's settings, and of an adapter's
 
 
-def _texts(values: Any) -> tuple[str, ...]:
-    return tuple(map(str, values))
-
-
 _READ: dict[str, Callable[[Any], Any]] = {  # what becomes of a header's values, but for tables
     "base": str, "base_digest": str, "dtype": str, "seed": int, "first": int, "base_folder": str, "digest_kind": str,
-    "classes": _texts, "trainable": _texts,
+    **dict.fromkeys(("classes", "trainable"), lambda texts: tuple(map(str, texts))),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class AdapterStart:
-    """What an adapter's run starts from besides the base.
+    """What an adapter's run starts from besides the base."""
 
-    Args:
-        settings: the adapter; with the run's seed they give its first weights.
-        digest: hex digest of the trainable tensors before the first step.
-    """
-
-    settings: Adapter
-    digest: str
+    settings: Adapter  # the adapter; with the run's seed they give its first weights
+    digest: str  # hex digest of the trainable tensors before the first step
 
 
 @dataclass(frozen=True)
@@ -114,15 +104,7 @@ class Header:
 
     @classmethod
     def decode(cls, packed: bytes, format: int = FORMAT) -> "Header":
-        """Returns the header from its compressed JSON.
-
-        Args:
-            packed: the JSON.
-            format: the orbit's.
-
-        Raises:
-            OrbitError: not valid.
-        """
+        """Returns the header from its compressed JSON, of an orbit of this format. Raises OrbitError: not valid."""
         try:
             inflate = zlib.decompressobj()
             text = inflate.decompress(packed, _most_text(packed) + 1)
@@ -169,24 +151,10 @@ class Header:
         unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
         if unknown:
             raise ValueError(f"tensors of unknown dtype: {', '.join(sorted(unknown))}")
-        if any(side < 0 for t in self.layout.tensors for side in t.shape):
-            raise ValueError("a tensor with a negative side")
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed {self.seed}: from 0 to 2**64 - 1")
         if not 1 <= self.first < 1 << 32 or (self.first > 1 and not self.method.catch_up.may_drop):
             raise ValueError(f"a first step of {self.first}: {self.method.name} needs all steps from 1")
-
-    def hashed_alike(self, other: "Header") -> bool:
-        """Returns whether digests of both can be compared."""
-        return self.digest_kind == other.digest_kind
-
-    def digest_of(self, weights: bytes) -> str:
-        """Returns the digest of trained weights, whose tensors' bytes stand one after the other."""
-        return dense_digest(self.layout, weights, self.digest_kind)
-
-    def of_recipe(self, method: Method, seed: int, digest: DigestKind) -> "Header":
-        """Returns the header as it would be if these were the recipe's."""
-        return replace(self, method=method, seed=seed, digest_kind=digest)
 
     def start(self) -> State:
         """Returns the method's state before the first step. Raises OrbitError if the settings do not fit the layout."""
@@ -201,7 +169,7 @@ class Header:
         Digests of two kinds can't be compared: that they are of two kinds is what differs then.
         """
         mine, yours = self._facts(), other._facts()
-        if not self.hashed_alike(other):
+        if self.digest_kind != other.digest_kind:
             del mine["base_digest"], yours["base_digest"]
         keys = [key for key in {**mine, **yours} if mine.get(key, yours) != yours.get(key, mine)]
         return [f"{key}: {_said(mine, key)}, {_said(yours, key)}" for key in keys]
@@ -224,7 +192,7 @@ def chosen(settings: BaseModel) -> dict[str, Any]:
     """Returns a method's name or an adapter's kind, and those of its settings that are not as by default.
 
     So a run has the orbit that it had before fedseed got a new setting, as long as the setting's default is what
-    happened before (tests/orbit/test_defaults.py). Settings that can't be read back without their defaults, such as
+    happened before (tests/orbit/test_header.py). Settings that can't be read back without their defaults, such as
     tables that say by one which kind they are, stand there as a whole.
     """
     named = settings.model_dump(include={"name", "kind"})

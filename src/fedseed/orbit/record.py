@@ -20,19 +20,12 @@ MOST_PACKED = 1 << 16  # steps in a record, and bytes of their payloads before p
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record as a file has it: one step, or many packed; what `Orbit.records` has are single steps.
+    """A record as a file has it: one step, or many packed; what `Orbit.records` has are single steps."""
 
-    Args:
-        round: the number of its (first) step, from 1.
-        payload: the method's step, encoded; or `pack` of many.
-        digest: hex digest of the trainable weights after the (last) step; zeros: not recorded.
-        steps: how many; none in the record that ends a file.
-    """
-
-    round: int
-    payload: bytes
-    digest: str = NO_DIGEST
-    steps: int = 1
+    round: int  # the number of its (first) step, from 1
+    payload: bytes  # the method's step, encoded; or `pack` of many
+    digest: str = NO_DIGEST  # hex digest of the trainable weights after the (last) step; zeros: not recorded
+    steps: int = 1  # how many; none in the record that ends a file
 
     @property
     def last(self) -> int:
@@ -64,17 +57,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Steps:
-    """The single steps of records, made one after the other each time they are gone through: a bit may be a step.
-
-    Args:
-        parts: the records.
-        method: the method.
-        upto: number of the last step; None: all.
-    """
+    """The single steps of records, made one after the other each time they are gone through: a bit may be a step."""
 
     parts: Sequence[Record]
     method: Method
-    upto: int | None = None
+    upto: int | None = None  # number of the last step; None: all
 
     def __iter__(self) -> Iterator[Record]:
         for part in self.parts:

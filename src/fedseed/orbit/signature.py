@@ -16,20 +16,10 @@ from fedseed.errors import OrbitError, StorageError
 from fedseed.orbit.file import Orbit, read
 
 
-def signature_path(orbit: Path) -> Path:
-    """Returns where the signature of an orbit is kept."""
-    return orbit.with_name(orbit.name + ".sig")
-
-
 def generate_key(path: Path) -> Path:
-    """Makes a key: the private one goes to `path`, readable by its owner only, the public one to `path`.pub.
+    """Makes a key: a private file `path`, readable by its owner only, and a public one, `path`.pub, which is returned.
 
-    Returns:
-        The public key's file.
-
-    Raises:
-        OrbitError: one of the files exists.
-        StorageError: a file can't be written.
+    Raises OrbitError: one of the files exists; StorageError: a file can't be written.
     """
     public = path.with_name(path.name + ".pub")
     for file in (path, public):
@@ -64,40 +54,27 @@ def private_key(path: Path) -> ed25519.Ed25519PrivateKey:
 
 
 def sign(path: Path, key_file: Path) -> Path:
-    """Signs an orbit; it is checked first.
+    """Signs an orbit, which is checked first, and returns the signature's file, PATH.sig.
 
-    Returns:
-        The signature's file, PATH.sig.
-
-    Raises:
-        OrbitError: the orbit is damaged, or the file holds no private Ed25519 key.
+    Raises OrbitError: the orbit is damaged, or the file holds no private Ed25519 key.
     """
     key = private_key(key_file)
     data = read(path)
     Orbit.parse(data, str(path))
-    out = signature_path(path)
+    out = path.with_name(path.name + ".sig")
     write_whole(out, key.sign(data))
     return out
 
 
 def verify(path: Path, key_file: Path, signature: Path | None = None) -> None:
-    """Checks an orbit's signature.
-
-    Args:
-        path: the orbit.
-        key_file: the public key, PEM.
-        signature: the signature's file; by default PATH.sig.
-
-    Raises:
-        OrbitError: the signature is not that of this key for this file.
-    """
+    """Raises OrbitError unless a signature (by default PATH.sig) is that of a public key, PEM, for an orbit's file."""
     try:
         key = serialization.load_pem_public_key(read(key_file))
     except ValueError as error:
         raise OrbitError(f"{key_file}: not a public key in PEM form") from error
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise OrbitError(f"{key_file}: not an Ed25519 key")
-    signature = signature or signature_path(path)
+    signature = signature or path.with_name(path.name + ".sig")
     try:
         key.verify(read(signature), read(path))
     except InvalidSignature as error:

@@ -57,15 +57,9 @@ class OrbitWriter:
         return orbit
 
     def append(self, record: Record, sync: bool = True) -> None:
-        """Writes one step.
+        """Writes one step. Raises OrbitError: not the next one; StorageError: can't be written, the file is as before.
 
-        Args:
-            record: the step.
-            sync: False: not on disk yet when this returns (`sync` brings it there); for runs that have it elsewhere.
-
-        Raises:
-            OrbitError: it is not the next one.
-            StorageError: it can't be written; the file is as before.
+        Without `sync` it is not on disk yet when this returns (`sync()` does that): for runs that have it elsewhere.
         """
         if self._complete:
             raise OrbitError(f"{self.path}: the orbit is complete, nothing can be added")

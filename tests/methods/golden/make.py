@@ -19,9 +19,9 @@ from fedseed.methods.fedsgd import Gradient
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import BitStep, Coefficients, CoefficientStep, FerretPlan
 from fedseed.methods.mezo import Estimates
-from fedseed.methods.payload import Nothing
+from fedseed.methods.payload import Nothing, Small
 from fedseed.methods.sign import Signed, SignStep
-from fedseed.methods.topk import Combined, KeptEntries, Small
+from fedseed.methods.topk import Combined, KeptEntries
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.weights.layout import Layout, TensorEntry
 
