@@ -42,30 +42,30 @@ def test_what_can_not_go_on_says_so_and_is_left_alone(problem, tmp_path):
     recipe = 'rounds = 3\nseed = 3\n[method]\nname = "ferret"\n'
     out = tmp_path / "run"
     problem.federation(problem.ferret(), out=out, rounds=3, recipe_text=recipe).run()
-    before = {p.name: p.read_bytes() for p in out.iterdir()}
 
-    def attempt(match, error=RecipeError, method=None, **settings):
-        federation = problem.federation(method or problem.ferret(), out=out, **settings)
+    def files(folder):
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def attempt(match, error=RecipeError, method=None, out=out, **settings):
+        before, federation = files(out), problem.federation(method or problem.ferret(), out=out, **settings)
         with pytest.raises(error, match=match):
             federation.run(resume=True, extend=True)
-        assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+        assert files(out) == before
 
     attempt("--rounds 2: the run in .* has had 3", rounds=2)
     other = recipe.replace("seed = 3", "seed = 4").replace("rounds = 3", "rounds = 5")
     attempt("another recipe: seed is 3 there, 4 here", rounds=5, recipe_text=other)
     with pytest.raises(RecipeError, match="extend goes with resume"):
         problem.federation(problem.ferret(), out=out, rounds=5).run(extend=True)
+    before = files(out)
     again = problem.federation(problem.ferret(), out=out, rounds=3).run(resume=True, extend=True)
-    assert again.summary == read_summary(out) and {p.name: p.read_bytes() for p in out.iterdir()} == before
+    assert again.summary == read_summary(out) and files(out) == before
 
     fast = FedKSeed(basis="rademacher", batch=8, candidates=64, steps=2, learning_rate=1e-2)
     problem.federation(fast, out=tmp_path / "pro", rounds=2).run()
     edit.compact(tmp_path / "pro" / "model.orbit", tmp_path / "compact.orbit")
     shutil.move(tmp_path / "compact.orbit", tmp_path / "pro" / "model.orbit")
-    before = {p.name: p.read_bytes() for p in (tmp_path / "pro").iterdir()}
-    with pytest.raises(OrbitError, match="is compacted: a run can't go on from it"):
-        problem.federation(fast, out=tmp_path / "pro", rounds=4).run(resume=True, extend=True)
-    assert {p.name: p.read_bytes() for p in (tmp_path / "pro").iterdir()} == before
+    attempt("is compacted: a run can't go on from it", OrbitError, fast, out=tmp_path / "pro", rounds=4)
 
 
 def test_a_run_that_was_interrupted_and_one_that_is_not_there_get_their_rounds(problem, tmp_path):

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("without_pictures")
 
 RECIPES = {
     "nested": "rounds = " + "[" * 20_000,
-    "nested tables": "a" + ".a" * 5000 + " = 1",
     "digits": "rounds = " + "9" * 5000,
     "long": "# " + "x" * (1 << 20),
     "bytes": b"rounds = \xff",
@@ -110,9 +109,8 @@ def test_an_adapter_that_is_larger_than_it_says(settings):
     """Refused before anything of it is made."""
     net = torch.nn.Sequential(torch.nn.Linear(4, 4))
     layout = Layout((TensorEntry("w", (4,), "float32"),), (0, 4))
-    header = Header(
-        "small", base_digest(net), "float32", layout, FeedSign(), 1, adapter=AdapterStart(settings, "0" * 32)
-    )
+    start = AdapterStart(settings, "0" * 32)
+    header = Header("small", base_digest(net), "float32", layout, FeedSign(), 1, adapter=start)
     number = next(n for n in settings.model_dump().values() if type(n) is int and n > 10**6)
     big = Layout((TensorEntry("w", (number, 4), "float32"),), (0, 4 * number))
     for one in (header, replace(header, layout=big)):

@@ -5,8 +5,7 @@ import pytest
 from fedseed import FeedSign
 from fedseed.methods.payload import Content
 from fedseed.reports.results import RoundLine
-from fedseed.runs.costs import exchanged, seconds_per_client
-from fedseed.runs.loop import merge_rounds
+from fedseed.runs.costs import exchanged, merge_rounds, seconds_per_client
 
 
 def line(number, seconds, **more):

@@ -22,18 +22,15 @@ def test_the_same_recipe_gives_the_same_run_and_the_orbit_is_the_model(
     make_problem, tmp_path, dtype, settings, without_pictures
 ):
     problem = make_problem(dtype)
-    results = [
-        problem.federation(problem.ferret(**settings), out=tmp_path / name).run() for name in ("first", "second")
-    ]
+    method, names = problem.ferret(**settings), ("first", "second")
+    results = [problem.federation(method, out=tmp_path / name).run() for name in names]
     assert without_seconds(results[0].metrics) == without_seconds(results[1].metrics)
     assert results[0].summary["weights_digest"] == results[1].summary["weights_digest"]
-    files = [(tmp_path / name / "model.orbit").read_bytes() for name in ("first", "second")]
-    assert files[0] == files[1]
+    assert len({(tmp_path / name / "model.orbit").read_bytes() for name in names}) == 1
     orbit = Orbit.open(tmp_path / "first" / "model.orbit")
     assert len(orbit) == 6
     for upto in range(7):
         assert orbit.replay(problem.model(), upto) == results[0].metrics[upto]["weights_digest"]
-    assert orbit.replay(problem.model()) == results[0].summary["weights_digest"]
 
 
 def test_byte_counts_are_those_of_the_encoded_messages(problem):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.runs.assembly import build
@@ -70,12 +69,7 @@ def test_the_command_with_workers_ends_with_the_same_files(tmp_path, count, word
         done = well("run", *words, *overrides, "--out", tmp_path / name, *options)
         if name == "shared":
             assert f"{count} worker processes, 1 thread each" in done.stdout
-        kept = tmp_path / name / ("model.safetensors" if words[0] == "small-fedit" else "model.orbit")
-        if kept.suffix == ".orbit":
-            files.append(kept.read_bytes())
-        else:
-            with safe_open(kept, framework="np") as file:
-                files.append({key: file.get_tensor(key).tobytes() for key in file.keys()})  # noqa: SIM118
+        files.append(left_by(tmp_path / name)["model"])
     assert files[0] == files[1]
 
 

@@ -5,6 +5,7 @@ The conversation with the clients is `NetworkCoordinator`; here it becomes a run
 
 import asyncio
 import concurrent.futures
+import time
 from collections.abc import Coroutine
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -38,6 +39,7 @@ from fedseed.transport.base import Events, LogLostError, Transport
 T = TypeVar("T")
 MOST_TOLD = 50  # refusals by the server that are said
 PROOFS = "proofs"  # folder in that of a run: why clients are barred from secure sums
+SYNC_SECONDS = 1.0  # between writes to the disk of steps that the log has
 STATUS_SECONDS = 0.5  # that another thread waits for a coordinator that may be busy
 
 
@@ -89,6 +91,7 @@ class NetworkRun(Run):
             )
         self.spec = RunSpec.of(recipe, out)
         self._refusals = 0  # by the server
+        self._synced = 0.0
         self._loop = asyncio.new_event_loop()
         self._talk: NetworkCoordinator | None = None
         if exporter is not None:
@@ -178,7 +181,7 @@ class NetworkRun(Run):
         self.talk.tell(line)
         if self._exporter is not None:
             self._exporter.count(line)
-        if not log and self.store is not None and self.store.due:
+        if not log and time.monotonic() > self._synced + SYNC_SECONDS:
             self._sync()
 
     def examine(self, line: RoundLine, evaluate: bool) -> None:
@@ -199,6 +202,7 @@ class NetworkRun(Run):
         if self.folder is not None and self.store is not None:
             self.folder.sync()
             self.store.sync()
+            self._synced = time.monotonic()
 
     def finish(self) -> None:
         self._wait(self.talk.log.finish())

@@ -56,25 +56,15 @@ Say = Callable[[str], None]
 
 @dataclass
 class Found:
-    """A rate, and how it was found.
+    """A rate, and how it was found."""
 
-    Args:
-        key: the recipe's key.
-        rate: the rate.
-        start: what slope and curvature say; None: nothing.
-        before: the base's loss on the validation examples.
-        trials: rate, rounds, and loss afterwards, in turn.
-        passes: forward and backward passes of all trials.
-        whole: those of the run itself.
-    """
-
-    key: str
+    key: str  # the recipe's
     rate: float
-    start: float | None = None
-    before: float = inf
-    trials: list[tuple[float, int, float]] = field(default_factory=list)
-    passes: int = 0
-    whole: float = inf
+    start: float | None = None  # what slope and curvature say; None: nothing
+    before: float = inf  # the base's loss on the validation examples
+    trials: list[tuple[float, int, float]] = field(default_factory=list)  # rate, rounds, loss afterwards, in turn
+    passes: int = 0  # forward and backward, of all trials
+    whole: float = inf  # those of the run itself
 
 
 def with_rate(recipe: Recipe, rate: float) -> Recipe:

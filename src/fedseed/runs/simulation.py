@@ -61,31 +61,16 @@ class _Everybody(Roster):
 
 @dataclass
 class _Now:
-    """A round that is being gathered.
+    """A round that is being gathered."""
 
-    Args:
-        asked: what is to be done: kind, by whom, message.
-        spent: the clients' work.
-        training: seconds of it.
-        vain: how often it was begun again.
-    """
-
-    asked: list[tuple[bytes, Collection[int], bytes]] = field(default_factory=list)
-    spent: Cost = field(default_factory=Cost)
-    training: float = 0.0
-    vain: int = 0
+    asked: list[tuple[bytes, Collection[int], bytes]] = field(default_factory=list)  # kind, by whom, message
+    spent: Cost = field(default_factory=Cost)  # the clients' work
+    training: float = 0.0  # seconds of it
+    vain: int = 0  # how often it was begun again
 
 
-class AtHand(Session):
-    """A coordinator's session with clients of its own process. What is broadcast is done when somebody waits for it.
-
-    Args:
-        hosted: all clients, with the model.
-        coordinator: the coordinator.
-        byzantine: what becomes of the answers of some; None: all are honest.
-        team: local workers that the clients are dealt to; None: there are none.
-        progress: shows the run going on.
-    """
+class _AtHand(Session):
+    """A coordinator's session with clients of its own process. What is broadcast is done when somebody waits for it."""
 
     largest = inf  # bytes of a message: none goes anywhere
     resend_seconds = inf
@@ -102,13 +87,12 @@ class AtHand(Session):
         self.byzantine = byzantine
         self.team = team
         self.masking: Masking | None = None
+        sizes = dict(enumerate(map(len, hosted.items.values())))
         if hosted.secure is not None:
-            sizes = {number: len(items) for number, items in enumerate(hosted.items.values())}
             self.masking = Masking(hosted.secure, hosted.worker.method, sizes)
             self.masking.warn = progress.warn
         self.rounds = Rounds(self, _Everybody(hosted.names), coordinator, 0)
-        empty = (number for number, items in enumerate(hosted.items.values()) if not items)
-        self.rounds.idle.update(empty)  # a note says who
+        self.rounds.idle.update(number for number, size in sizes.items() if not size)  # a note says who
         self._begun: dict[int, bytes] = {}  # the plans that workers have, by client
         self._now = _Now()
 
@@ -253,7 +237,7 @@ class Simulation(Run):
             memory = self.worker.memory.folder if self.method.remembers else None
             workers.expect(hosted.start, self.method.catch_up.replaces, memory)
             weakref.finalize(self, workers.close)  # of a simulation that never runs, too
-        self.clients = AtHand(self.hosted, self.coordinator, byzantine, self.team, self.progress)
+        self.clients = _AtHand(self.hosted, self.coordinator, byzantine, self.team, self.progress)
 
     @property
     def method(self) -> Method:
