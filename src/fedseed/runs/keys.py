@@ -247,11 +247,7 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
 
 
 def _path(loc: Sequence[int | str], data: Mapping[str, Any]) -> list[str]:
-    """Returns the parts of a key that an error is about: pydantic's, without what is no key.
-
-    Where a table's kind says which class it is, pydantic names the kind before the key; where a value may be of several
-    types, the type after it.
-    """
+    """Returns the parts of a key that an error is about: pydantic's, without a table's kind or a value's type."""
     path: list[str] = []
     here: Any = data
     passed = True  # whether pydantic's path is past the kind of the table that is looked into

@@ -58,7 +58,6 @@ class Run(ABC):
         self.progress = Logged(progress)
         self.folder: RunFolder | None = None  # what the run writes; None: nothing
         self.store: StepStore | None = None  # where steps are kept, in the folder
-        self._trackers = Trackers()
         self._warned = False
         self._began = ""
 

@@ -16,11 +16,6 @@ from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData, TaskData
 
 ROSTER_FILE = "clients.json"  # in the folder of a run whose clients enrolled
-WHO = (
-    "who takes part is not said, and no site sees the others' files: name the clients in the recipe "
-    '(federation.clients = ["north", "south"]), or let them enrol (federation.enrolment = "open" with '
-    "federation.start_with)"
-)
 
 
 def names_beforehand(recipe: Recipe) -> list[str] | None:
@@ -39,7 +34,11 @@ def names_beforehand(recipe: Recipe) -> list[str] | None:
     if names is None:
         return None
     if len(names) < 2:
-        raise RecipeError(f'task.name = "{task.name}": {WHO}')
+        raise RecipeError(
+            f'task.name = "{task.name}": who takes part is not said, and no site sees the others\' files: name the '
+            'clients in the recipe (federation.clients = ["north", "south"]), or let them enrol '
+            '(federation.enrolment = "open" with federation.start_with)'
+        )
     settings.check(len(names))
     return names
 

@@ -230,11 +230,7 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print) ->
 
 
 def _climb(centre: float, before: float, measure: Callable[[float], float]) -> list[float]:
-    """Returns the two rates to try for longer, the better one first: upwards and downwards as long as it helps.
-
-    Where a third of a rate raises the loss by a third as much, it is the directions that lead uphill, by chance, and
-    not the rate that is too large: the rate would raise it by a ninth then. Nothing is to be learnt from smaller ones.
-    """
+    """Returns the two rates to try for longer, the better one first: upwards and downwards as long as it helps."""
     losses = {centre: measure(centre)}
     while len(losses) < MOST_TRIALS and losses[max(losses)] < before:
         edge = max(losses)
@@ -245,6 +241,8 @@ def _climb(centre: float, before: float, measure: Callable[[float], float]) -> l
         edge = min(losses)
         smaller, excess = edge / STEP, losses[edge] - before
         losses[smaller] = measure(smaller)
+        # where a third of a rate raises the loss by a third as much (too large a rate: by a ninth), it is directions
+        # that lead uphill, by chance: nothing is to be learnt from smaller ones
         if excess > 0 and losses[smaller] > before and excess < CHANCE * (losses[smaller] - before):
             return [edge, smaller]
         if losses[smaller] >= losses[edge] or (excess < 0 and losses[smaller] > min(losses.values())):
@@ -255,15 +253,10 @@ def _climb(centre: float, before: float, measure: Callable[[float], float]) -> l
 def _start(
     trials: _Trials, method: Method, rate: float, wanted: int, rounds: int, clients: int
 ) -> tuple[float | None, float, float]:
-    """Returns the rate that slope and curvature say along some steps (None: nothing), the base's loss, and a bold rate.
-
-    A bold rate moves the weights by a hundredth in such a step: where the loss bends downwards, or nothing can be seen
-    of a bend, there is no other scale.
-
-    Of a method that draws directions the slopes and curvatures along several steps are added up, each a run of its own:
-    along all of them at once the curvature would be that of what they have in common. A slope that is not downhill
-    even so is noise, and its size is taken.
-    """
+    """Returns the rate that slope and curvature say along some steps (None: nothing), the base's loss, a bold rate."""
+    # a bold rate moves the weights by a hundredth in such a step: without an upward bend there is no other scale;
+    # of drawn directions each step is a run of its own, for the curvature along all at once is that of what they
+    # have in common; a slope that is not downhill even so is noise, and its size is taken
     slopes, curvatures, here, looks, far, bold = 0.0, 0.0, inf, 0, 0.0, rate
     for attempt in range(MOST_LOOKS):
         try:

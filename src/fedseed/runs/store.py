@@ -126,8 +126,12 @@ class StepStore(ABC):
             FedseedError: a file is missing, damaged, of another run, or holds other steps than the log.
         """
 
-    def prepare(self, number: int) -> None:  # noqa: B027
-        """Writes what a step that is about to count does not say."""
+    def prepare(self, number: int) -> None:
+        """Writes what a step that is about to count does not say; that of the round before stays."""
+        if kept := self.coordinator.state_dict():
+            with replacing(self.folder / f"kept-{number}.npz") as temporary, open(temporary, "wb") as file:
+                np.savez(file, **kept)  # type: ignore[arg-type]
+            (self.folder / f"kept-{number - 2}.npz").unlink(missing_ok=True)
 
     def record(self, number: int, payload: bytes) -> None:
         """Takes the step of a round that counts; it is written when the weights' digest is known (`confirm`)."""
@@ -155,13 +159,6 @@ class StepStore(ABC):
 
     def release(self) -> None:  # noqa: B027
         """Close the file as it is."""
-
-    def _keep(self, number: int) -> None:
-        """Writes it, before the round counts; that of the round before stays."""
-        if kept := self.coordinator.state_dict():
-            with replacing(self.folder / f"kept-{number}.npz") as temporary, open(temporary, "wb") as file:
-                np.savez(file, **kept)  # type: ignore[arg-type]
-            (self.folder / f"kept-{number - 2}.npz").unlink(missing_ok=True)
 
     def _take_kept(self, number: int) -> None:
         """Take up what was kept after a round. Raises FedseedError."""
@@ -239,7 +236,7 @@ class OrbitStore(StepStore):
     def prepare(self, number: int) -> None:
         """Write what the aggregation rule remembers."""
         if self.coordinator.keeps_outcomes:
-            self._keep(number)
+            super().prepare(number)
 
     def _write(self, record: Record, lazily: bool) -> None:
         assert self._writer is not None
@@ -313,9 +310,6 @@ class WeightsStore(StepStore):
         if changed:
             (contents[changed - 1],) = self.coordinator.catch_up([weights])
         return contents
-
-    def prepare(self, number: int) -> None:
-        self._keep(number)
 
     def _write(self, record: Record, lazily: bool) -> None:
         self._round = record.round
