@@ -2,7 +2,8 @@ import re
 
 import pytest
 
-from fedseed import Federation, Orbit
+from fedseed import Federation, Orbit, registry
+from fedseed.aggregation import REGISTRY
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.runs.folder import RunFolder, compare_recipes
@@ -300,9 +301,6 @@ class Mine(Mean):
 
 
 def test_a_recipes_plugins_are_not_run_unasked(recipe, tmp_path, monkeypatch):
-    from fedseed import registry
-    from fedseed.aggregation import REGISTRY
-
     monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
     monkeypatch.setattr(registry, "_loaded", {})
     (tmp_path / "rule.py").write_text(PLUGIN)

@@ -12,13 +12,12 @@ from fedseed.errors import FedseedError, RecipeError
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 from fedseed.runs.workers import Workers
+from support.command import well
+from support.documents import ROOT
 from support.left import left_by, stop_after
 from support.network import until
+from support.tiers import mark
 from support.worker_runs import RUNS, die, endless, federation, workers
-
-LONG = pytest.mark.long
-SLOW = pytest.mark.slow
-
 
 pytestmark = pytest.mark.usefixtures("quickly")
 
@@ -47,28 +46,19 @@ TINY = ["rounds=2", "federation.per_round=4", "task.clients=4", "task.examples=5
 FEDIT = ["small-fedit", "--set", "method.training.steps=2", "--set", "method.training.batch=2"]
 
 
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [
-        pytest.param(2, FEDIT, marks=LONG, id="fedit-2"),
-        pytest.param(
-            2,
-            ["quickstart-ferret", "--set", "method.training.steps=2", "--set", "aggregation.name=clipped-mean",
-             "--plugin", Path(__file__).parents[2] / "examples" / "plugin_clipped_mean.py"],
-            marks=SLOW, id="plugin",
-        ),
-    ],
-)  # fmt: skip
-def test_the_command_with_workers_ends_with_the_same_files(tmp_path, count, words):
-    """The workers load the recipe themselves, plug-ins too."""
-    from support.command import well
+PLUGIN = ["quickstart-ferret", "--set", "method.training.steps=2", "--set", "aggregation.name=clipped-mean",
+          "--plugin", ROOT / "examples" / "plugin_clipped_mean.py"]  # fmt: skip
 
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", mark([FEDIT, PLUGIN], lambda words: words is PLUGIN))
+def test_the_command_with_workers_ends_with_the_same_files(tmp_path, words):
+    """The workers load the recipe themselves, plug-ins too."""
     overrides = [word for pair in TINY for word in ("--set", pair)]
     files = []
-    for name, options in (("alone", ["--threads", 1]), ("shared", ["--threads", 1, "--workers", count])):
-        done = well("run", *words, *overrides, "--out", tmp_path / name, *options)
-        if name == "shared":
-            assert f"{count} worker processes, 1 thread each" in done.stdout
+    for name, options in (("alone", []), ("shared", ["--workers", 2])):
+        done = well("run", *words, *overrides, "--out", tmp_path / name, "--threads", 1, *options)
+        assert ("2 worker processes, 1 thread each" in done.stdout) == (name == "shared")
         files.append(left_by(tmp_path / name)["model"])
     assert files[0] == files[1]
 

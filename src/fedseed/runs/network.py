@@ -5,6 +5,7 @@ The conversation with the clients is `NetworkCoordinator`; here it becomes a run
 
 import asyncio
 import concurrent.futures
+import json
 import time
 from collections.abc import Coroutine
 from contextlib import closing, suppress
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedseed.attacks.updates import SIMULATED
+from fedseed.durable import write_whole
 from fedseed.errors import NetworkError, RecipeError
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
@@ -30,7 +32,7 @@ from fedseed.runs import stopping
 from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Run
-from fedseed.runs.parties import ROSTER_FILE, names_beforehand, read_names, write_names
+from fedseed.runs.parties import ROSTER_FILE, names_beforehand, read_names
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import Restored
@@ -132,7 +134,7 @@ class NetworkRun(Run):
         self.names = self._talk.roster.names
         if wanted.enrolment == "open" and not there:
             out.mkdir(parents=True, exist_ok=True)
-            write_names(enrolled, self.names)
+            write_whole(enrolled, (json.dumps(list(self.names), indent=1) + "\n").encode())
         self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation, recipe.bounds)
         if recipe.attack is not None:
             count = len(self.names)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData, TaskData
@@ -52,11 +51,6 @@ def read_names(path: Path) -> list[str]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise RecipeError(f"{path}: a list of names is expected")
     return names
-
-
-def write_names(path: Path, names: Sequence[str]) -> None:
-    """Writes a list of names as `read_names` reads it."""
-    write_whole(path, (json.dumps(list(names), indent=1) + "\n").encode())
 
 
 def load_parties(recipe: Recipe) -> list[TaskData]:
