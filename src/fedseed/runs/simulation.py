@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 
@@ -45,7 +45,6 @@ from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.devices import limited, peak_on
 
 MOST_ATTEMPTS = 20  # of a round: clients that are at hand would do the same once more
-T = TypeVar("T")
 
 
 class _Everybody(Roster):
@@ -181,12 +180,12 @@ class _AtHand(Session):
         self.team.begin(orders)
 
 
-def _at_once(work: Coroutine[Any, Any, T]) -> T:
+def _at_once(work: Coroutine[Any, Any, Gathered]) -> Gathered:
     """Returns the result of what never waits for anything outside of this process; so it needs no event loop."""
     try:
         work.send(None)
     except StopIteration as done:
-        found: T = done.value
+        found: Gathered = done.value
         return found
     raise RuntimeError("the rounds of a simulation wait for something")
 

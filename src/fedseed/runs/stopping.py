@@ -1,10 +1,7 @@
 """Early stopping: a run ends when some evaluations in a row have not brought a better validation loss.
 
 What counts are evaluations, as in FederatedScope, which FedMeZO's paper is built on (its rounds are patience times the
-rounds between evaluations), and as in the callbacks of other trainers. Rounds in between say nothing about the
-validation loss, so they neither use patience up nor give it back, and a run never ends at a round that was not
-evaluated.
-
+rounds between evaluations): rounds in between say nothing about the validation loss, and a run never ends at one.
 It looks at the lines of metrics and at nothing else, so a run that is taken up again stops where it would have stopped.
 """
 
