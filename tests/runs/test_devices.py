@@ -60,9 +60,6 @@ def test_every_method_names_its_devices(name, tiny, tmp_path):
             assert orbit.replay(model) == summary["weights_digest"]
 
 
-# -- where a model lies ----------------------------------------------------------------------------------------------
-
-
 def test_auto_is_the_gpu_if_there_is_one():
     assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert find_device("cpu") == torch.device("cpu") and find_device("map") is None

@@ -135,9 +135,6 @@ def test_the_largest_seed_leaves_an_orbit_that_is_read(problem, tmp_path, quickl
     assert orbit.header.seed == 2**64 - 1 and orbit.replay(problem.model()) == run.summary["weights_digest"]
 
 
-# -- what a round costs a client ---------------------------------------------------------------------------------------
-
-
 def line(number, seconds, **more):
     return RoundLine(number, clients=["a", "b"], seconds=seconds, **more)
 

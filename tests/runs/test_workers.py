@@ -22,9 +22,6 @@ from support.worker_runs import RUNS, die, endless, federation, workers
 pytestmark = pytest.mark.usefixtures("quickly")
 
 
-# -- the same as one process -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "count"),
@@ -91,9 +88,6 @@ def test_a_worker_that_dies_before_it_has_loaded_ends_the_run():
     run = federation("ferret", workers=Workers(die, 1))
     with pytest.raises(FedseedError, match=r"worker 1 died \(exit code 7\)"):
         run.run()
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
