@@ -73,10 +73,8 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         raise RecipeError(
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", "*classifier*"] for both'
         )
-    room = longest_input(model)
-    objective, measured, limit = objective_of(recipe, data, kind, processor, room_left(recipe, model))
     classes = () if head is None else head.classes
-    return Equipment(model, processor, trainable, objective, kind, measured, limit, room, classes)
+    return equipped(recipe, data, kind, model, processor, room_left(recipe, model), trainable, classes)
 
 
 def kind_for(
@@ -126,10 +124,11 @@ def room_left(recipe: Recipe, model: Any) -> int | None:
     return None if room is None else room - adapters.virtual_tokens(adapter)
 
 
-def objective_of(
-    recipe: Recipe, data: TaskData, kind: "ExampleKind", processor: Any, positions: int | None
-) -> tuple[Objective, EvaluationSettings, str]:
-    """Returns the objective for so many positions, the evaluation settings within them, and what makes one too long.
+def equipped(
+    recipe: Recipe, data: TaskData, kind: "ExampleKind", model: Any, processor: Any, positions: int | None,
+    trainable: Sequence[str] | None = None, classes: tuple[str, ...] = (),
+) -> Equipment:  # fmt: skip
+    """Returns a model that is loaded, with what makes losses and metrics of examples within so many positions.
 
     The processor is given the chat template that the data is written by, so that the exported model has it.
 
@@ -140,9 +139,10 @@ def objective_of(
     if data.chat_template:
         processor.chat_template = data.chat_template
     try:
-        return kind.objective(processor, measured), measured, limit
+        objective = kind.objective(processor, measured)
     except ValueError as error:
         raise RecipeError(f'model.base = "{recipe.model.base}": {error}') from error
+    return Equipment(model, processor, trainable, objective, kind, measured, limit, longest_input(model), classes)
 
 
 def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:

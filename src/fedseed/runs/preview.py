@@ -7,12 +7,12 @@ from fedseed.errors import RecipeError
 from fedseed.models.architectures import LOADERS
 from fedseed.models.loading import outline, reach
 from fedseed.objectives.classification import ClassifiedText
-from fedseed.objectives.losses import Objective, Options
+from fedseed.objectives.losses import Options
 from fedseed.objectives.masked import Blank, Prompted
 from fedseed.objectives.prepared import about, idle, prepare
 from fedseed.objectives.rewarded import Asked
 from fedseed.objectives.tokens import Tokens
-from fedseed.runs.equipment import kind_for, objective_of, room_left
+from fedseed.runs.equipment import Equipment, equipped, kind_for, room_left
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Picture, TaskData
 from fedseed.text import first_line
@@ -41,7 +41,8 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2) -> tup
     named = {one.name: one for one in data.clients}
     if client is not None and client not in named:
         raise RecipeError(f"--client {client}: there is no such client, but {', '.join(list(named)[:12])}")
-    objective, limit = _objective(recipe, data)
+    equipment = _equip(recipe, data)
+    objective, limit = equipment.objective, equipment.limit
     whose = named[client] if client is not None else data.clients[0]
     prepared = [prepare(objective, one.name, one.examples) for one in data.clients]
     shown = []
@@ -57,8 +58,8 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2) -> tup
     return shown, (*data.notes, *idle(prepared), *about(prepared, limit))
 
 
-def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
-    """Returns what makes tokens of the examples, within the model's positions; and what makes one too long."""
+def _equip(recipe: Recipe, data: TaskData) -> Equipment:
+    """Returns what makes tokens of the examples, within the positions of the model, which has no weights here."""
     settings = recipe.model
     kind, head = kind_for(recipe, data)
     if kind.example is Picture:
@@ -70,8 +71,7 @@ def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
     except (OSError, ValueError, ImportError) as error:
         reason = first_line(error)
         raise RecipeError(f'model.base = "{settings.base}": its tokenizer can\'t be used ({reason})') from error
-    objective, _, limit = objective_of(recipe, data, kind, processor, room_left(recipe, model))
-    return objective, limit
+    return equipped(recipe, data, kind, model, processor, room_left(recipe, model))
 
 
 def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:

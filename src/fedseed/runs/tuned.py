@@ -19,7 +19,7 @@ from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
 from fedseed.orbit.replay import equip, replay
 from fedseed.reports.results import best_rounds, read_lines, read_summary
-from fedseed.runs.equipment import Equipment, evaluation_of, kind_for, objective_of
+from fedseed.runs.equipment import equipped, evaluation_of, kind_for
 from fedseed.runs.folder import CHAT_TEMPLATE
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.runs.store import read_weights
@@ -263,8 +263,6 @@ def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]
     loader = LOADERS[kind.architecture]
     if type(whole).__name__ not in loader.classes():
         raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
-    room = longest_input(model)
-    objective, measured, limit = objective_of(recipe, data, kind, processor, room)
-    equipment = Equipment(model, processor, None, objective, kind, measured, limit, room)
+    equipment = equipped(recipe, data, kind, model, processor, longest_input(model))
     measure, notes = evaluation_of(recipe, equipment, data)
     return measure(model), [*data.notes, *notes]
