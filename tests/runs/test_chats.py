@@ -50,7 +50,7 @@ def test_a_run_on_chats_ends_in_a_model_that_answers(tmp_path, quickly, family):
     assert bool(moved) == (family == "gemma")
     objective = run.worker.objective
     tokenizer, model = objective.tokenizer, run.worker.space.model
-    example = run_example(tmp_path)
+    example = read_recipe(tmp_path / "my.toml").task.load().clients[0].examples[0]
     prompt = objective.prepare([example])[0]
     ends = objective.ends_of(example)
     spoken = tokenizer.convert_tokens_to_ids(END_OF_TURN[family])
@@ -59,10 +59,6 @@ def test_a_run_on_chats_ends_in_a_model_that_answers(tmp_path, quickly, family):
     assert generate(model, objective, [asked], 12, ends=ends) == [example.answers[0]]
     if ends:  # without them it would go on behind its answer
         assert len(generate(model, objective, [asked], 12)[0]) >= len(example.answers[0])
-
-
-def run_example(folder):
-    return read_recipe(folder / "my.toml").task.load().clients[0].examples[0]
 
 
 @pytest.mark.long

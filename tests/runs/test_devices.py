@@ -29,24 +29,6 @@ def tiny(small, tmp_path_factory):
     return save(tmp_path_factory.mktemp("tiny") / "base", small[1], "llama", "AutoModelForCausalLM", {**sizes, **ids})
 
 
-def short(name):
-    """What makes a method's rounds short."""
-    settings = read_recipe(name).method.model_dump()
-    found = ["method.steps=2"] if "steps" in settings else []
-    return found + ["method.training.steps=2"] * ("training" in settings)
-
-
-def same_on_meta(recipe, overrides, tmp_path):
-    """A run where whatever is made without a device of its own can't be used; the same one as it is everywhere else."""
-    there = Federation.from_file(recipe, overrides, out=tmp_path / "there").run().summary
-    with torch.device("meta"):
-        assert torch.zeros(1).is_meta
-        here = Federation.from_file(recipe, [*overrides, "model.device=cpu"], out=tmp_path / "here").run().summary
-    assert here["weights_digest"] == there["weights_digest"] and here["final"] == there["final"]
-    assert here["devices"] == ["cpu"]
-    return here
-
-
 QUICK = ("small-ferret", "small-feedsign")
 LONG = ("small-fedavg", "small-fedkseed", "small-fedptuning")
 
@@ -59,18 +41,23 @@ LONG = ("small-fedavg", "small-fedkseed", "small-fedptuning")
     ],
 )
 def test_every_method_names_its_devices(name, tiny, tmp_path):
-    alone = ["task.clients=1", "federation.per_round=1"] if name == "small-mezo" else []
-    summary = same_on_meta(name, [f"model.base={tiny}", *TINY, *alone, *short(name)], tmp_path)
-    assert set(summary["final"]) >= {"loss", "rouge_l"}
+    """Where whatever is made without a device of its own can't be used, a run is the same as everywhere else."""
+    method = read_recipe(name).method.model_dump()
+    few = [f"method.{table}steps=2" for key, table in (("steps", ""), ("training", "training.")) if key in method]
+    few += ["task.clients=1", "federation.per_round=1"] if name == "small-mezo" else []
+    settings = [f"model.base={tiny}", *TINY, *few]
+    there = Federation.from_file(name, settings, out=tmp_path / "there").run().summary
+    with torch.device("meta"):
+        assert torch.zeros(1).is_meta
+        summary = Federation.from_file(name, [*settings, "model.device=cpu"], out=tmp_path / "here").run().summary
+    assert summary["weights_digest"] == there["weights_digest"] and summary["final"] == there["final"]
+    assert summary["devices"] == ["cpu"] and set(summary["final"]) >= {"loss", "rouge_l"}
     path = tmp_path / "here" / "model.orbit"
     if path.exists():
         orbit = Orbit.open(path)
         with torch.device("meta"):
             model = orbit.equip(load_model(str(tiny))[0])
             assert orbit.replay(model) == summary["weights_digest"]
-
-
-# -- where a model lies ----------------------------------------------------------------------------------------------
 
 
 def test_auto_is_the_gpu_if_there_is_one():

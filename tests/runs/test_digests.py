@@ -14,15 +14,11 @@ from support.left import stop_after
 
 TREE = {"digest": "blake2b-tree"}
 
-
 pytestmark = pytest.mark.usefixtures("quickly")
 
 
 def without(lines, *keys):
     return [{k: v for k, v in line.items() if k not in ("seconds", *keys)} for line in lines]
-
-
-# -- of another kind ---------------------------------------------------------------------------------------------------
 
 
 def test_another_kind_changes_the_digests_and_nothing_else(problem, tmp_path):
@@ -56,9 +52,6 @@ def test_a_run_is_taken_up_by_its_kind_and_by_no_other(problem, tmp_path, method
     assert without(result.metrics) == without(whole.metrics)
     with pytest.raises(OrbitError, match=r"digest_kind: blake2b-tree, blake2b here|its base_digest differs"):
         problem.federation(made, out=tmp_path / "other").run(resume=True)
-
-
-# -- not after every round ---------------------------------------------------------------------------------------------
 
 
 def test_weights_are_hashed_as_often_as_is_asked_for(problem, tmp_path, monkeypatch):

@@ -1,32 +1,44 @@
 """Recipes, run folders and adapters of somebody else's: refused in one line, whatever they hold."""
 
+import json
 import os
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedseed import FeedSign
+from fedseed import FedAvg, FeedSign
 from fedseed.errors import FedseedError, OrbitError, RecipeError
 from fedseed.models.adapters import LoRA, PromptTuning
+from fedseed.models.loading import load_model, outline
+from fedseed.objectives.losses import CausalLM
 from fedseed.orbit import Header
 from fedseed.orbit.header import AdapterStart
 from fedseed.orbit.replay import equip
 from fedseed.reports.log import Logged
 from fedseed.reports.progress import Silent
-from fedseed.runs.parties import read_names, write_names
+from fedseed.reports.results import RoundLine, read_metrics
+from fedseed.runs.folder import RunFolder
+from fedseed.runs.parties import read_names
+from fedseed.runs.recipe import read_recipe
 from fedseed.runs.store import OrbitStore, read_weights
+from fedseed.tasks.chats import chat_of
+from fedseed.tasks.data import ChatStyle
+from fedseed.tasks.own import FilesTask
 from fedseed.weights.digest import base_digest
 from fedseed.weights.layout import Layout, TensorEntry
 from support.command import fedseed
+from support.documents import ROOT
+from support.memory import at_most
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = pytest.mark.usefixtures("quickly")
 
 RECIPES = {
     "nested": "rounds = " + "[" * 20_000,
-    "nested tables": "a" + ".a" * 5000 + " = 1",
     "digits": "rounds = " + "9" * 5000,
     "long": "# " + "x" * (1 << 20),
     "bytes": b"rounds = \xff",
@@ -66,14 +78,12 @@ def test_nothing_of_a_run_is_written_through_a_link(tmp_path):
     victim, run = tmp_path / "victim", tmp_path / "run"
     run.mkdir()
     victim.write_text("mine")
-    for name in ("log.txt", "clients.json"):
-        (run / name).symlink_to(victim)
+    (run / "log.txt").symlink_to(victim)
     log = Logged(Silent())
     log.open(run)
     log.write("note", "somebody else's")
     log.close()
-    write_names(run / "clients.json", ["a"])
-    assert victim.read_text() == "mine" and (run / "clients.json").read_text() != "mine"
+    assert victim.read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -110,11 +120,158 @@ def test_an_adapter_that_is_larger_than_it_says(settings):
     """Refused before anything of it is made."""
     net = torch.nn.Sequential(torch.nn.Linear(4, 4))
     layout = Layout((TensorEntry("w", (4,), "float32"),), (0, 4))
-    header = Header(
-        "small", base_digest(net), "float32", layout, FeedSign(), 1, adapter=AdapterStart(settings, "0" * 32)
-    )
+    start = AdapterStart(settings, "0" * 32)
+    header = Header("small", base_digest(net), "float32", layout, FeedSign(), 1, adapter=start)
     number = next(n for n in settings.model_dump().values() if type(n) is int and n > 10**6)
     big = Layout((TensorEntry("w", (number, 4), "float32"),), (0, 4 * number))
     for one in (header, replace(header, layout=big)):
         with pytest.raises(OrbitError, match=f"the orbit's adapter.* = {number:,}"):
             equip(one, net)
+
+
+# -- that would hang or take all memory --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def base(tmp_path):
+    return Path(shutil.copytree(ROOT / "src" / "fedseed" / "base" / "small", tmp_path / "base"))
+
+
+def change(path, **values):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize("name", ["log.txt", "progress.jsonl", "metrics.jsonl"])
+def test_a_pipe_in_a_runs_folder_is_refused(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(FedseedError, match=rf"{name}: no regular file .*delete it"):
+        RunFolder(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("text", ["%s = 1", "[%s]", "a = {%s = 1}", '"b".%s = 1'])
+def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path, text):
+    path = tmp_path / "recipe.toml"
+    path.write_text("rounds = 1\n" + text % ".".join("a" * 5000))
+    with at_most(8 << 20), pytest.raises(RecipeError, match=r"recipe.toml line 2: a key of more than 32 parts"):
+        read_recipe(path)
+
+
+def test_a_long_text_is_a_bad_line(tmp_path):
+    rows = [json.dumps({"text": f"short {i}"}) for i in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows, json.dumps({"text": "x" * (5 << 20)})]))
+    with pytest.raises(RecipeError, match=r"a.jsonl line 4: \"text\" has 5,242,880 characters, .*; split it"):
+        FilesTask(path=str(tmp_path)).load()
+    data = FilesTask(path=str(tmp_path), on_bad_line="skip").load()
+    assert len(data.clients[0].examples) + len(data.evaluation[""]) == 3
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"prompt": "a", "completion": "\\ud800"}',
+        '{"messages": [{"role": "user", "content": "\\udfff"}, {"role": "assistant", "content": "b"}]}',
+    ],
+)
+def test_half_a_character_is_a_bad_line(tmp_path, row):
+    (tmp_path / "a.jsonl").write_text(row + "\n")
+    with pytest.raises(RecipeError, match=r"a.jsonl line 1: not valid JSON: it has half of a character \(\\ud[8f]"):
+        FilesTask(path=str(tmp_path)).load()
+    (tmp_path / "a.jsonl").write_text('{"prompt": "\\ud83d\\ude00", "completion": "b"}\n' * 2)  # a whole one
+    assert FilesTask(path=str(tmp_path)).load().clients[0].examples[0].prompt == "\U0001f600"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "invert": False}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    ],
+)
+def test_a_tokenizer_that_fails_is_refused(base, values):
+    change(base / "tokenizer.json", **values)
+    with pytest.raises(RecipeError, match=r"its tokenizer or image processor can't be loaded"):
+        load_model(str(base))
+
+
+@pytest.mark.parametrize("make", [load_model, outline])
+def test_layers_without_end_are_refused(base, make):
+    change(base / "config.json", num_hidden_layers=10**9)
+    with pytest.raises(RecipeError, match=r"num_hidden_layers = 1,000,000,000 in config.json: at most 4,096"):
+        make(str(base))
+
+
+@pytest.mark.parametrize("text", ["{{ 'a' * 4000000000 }}", "{{ messages[0].content * 10 ** 9 }}"])
+def test_a_template_that_multiplies_without_end_is_refused(small, text):
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    chat = chat_of(turns, [], ChatStyle("given", text), "a.jsonl line 1")
+    with pytest.raises(RecipeError, match=r"the chat template multiplies by [\d,]+|raises to a power"):
+        CausalLM(small[1]).prepare([chat])
+
+
+# -- that were altered -------------------------------------------------------------------------------------------------
+
+
+def going(problem, out, rounds):
+    """A run whose coordinator remembers Adam's moments."""
+    method = FedAvg(training=problem.training, global_rate=0.05, server="adam")
+    return problem.federation(method, rounds=rounds, out=out)
+
+
+def test_a_flip_anywhere_in_a_checkpoint_is_found(problem, tmp_path):
+    going(problem, tmp_path / "run", 2).run()
+    path = tmp_path / "run" / "model.safetensors"
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    for position in (*range(start, len(data), (len(data) - start) // 97), len(data) - 1):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+        with pytest.raises(OrbitError, match=r"digest differs|not as it was written"):
+            read_weights(path)
+    said = b'\\"round\\": 2'
+    assert data.count(said) == 1
+    for other in (data.replace(said, b'\\"round\\": 1'), data + b"x"):
+        path.write_bytes(other)
+        with pytest.raises(OrbitError):
+            read_weights(path)
+
+
+def test_altered_moments_are_refused(problem, tmp_path):
+    """What the server's optimiser keeps, which no digest of weights covers."""
+    going(problem, tmp_path / "run", 2).run()
+    assert {path.name for path in (tmp_path / "run").glob("kept-*.npz")} == {"kept-1.npz", "kept-2.npz"}
+    path = tmp_path / "run" / "kept-2.npz"
+    data = path.read_bytes()
+    path.write_bytes(data[:300] + bytes([data[300] ^ 1]) + data[301:])
+    with pytest.raises(FedseedError, match=r"kept-2\.npz: what the coordinator has kept of round 2 can't be read"):
+        going(problem, tmp_path / "run", 3).run(resume=True, extend=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "other"),
+    [(1, '"loss": ', '"loss": 1'), (2, '"bytes_up": ', '"bytes_up": 1'), (1, '"loss"', '"lost"')],
+)
+def test_altered_figures_are_refused(problem, tmp_path, line, said, other):
+    run = tmp_path / "run"
+    going(problem, run, 2).run()
+    before = read_metrics(run)
+    assert "sum" not in before[0]
+    texts = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    assert said in texts[line - 1]
+    texts[line - 1] = texts[line - 1].replace(said, other, 1)
+    (run / "metrics.jsonl").write_text("".join(texts))
+    for act in (lambda: read_metrics(run), lambda: going(problem, run, 3).run(resume=True, extend=True)):
+        with pytest.raises(FedseedError, match=f"line {line} is not valid: it is not as it was written"):
+            act()
+
+
+def test_altered_progress_is_refused(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.add_metrics(RoundLine(0, metrics={"loss": 4.0}))
+    for number in (1, 2):
+        folder.add_progress(RoundLine(number, taking_part=3, bytes_up=8.0))
+    folder.release()
+    path = tmp_path / "progress.jsonl"
+    path.write_text(path.read_text().replace('"bytes_up": 8.0', '"bytes_up": 9.0'))
+    folder = RunFolder(tmp_path, resume=True)
+    with pytest.raises(FedseedError, match=r"progress.jsonl: line 1 is not valid: it is not as it was written"):
+        folder.take_up(2)
+    folder.release()

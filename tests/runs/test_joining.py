@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,19 +26,19 @@ def note(event, arguments):
         OPENED.append(Path(str(arguments[0])).name)
 
 
+@cache
+def install():
+    sys.addaudithook(note)  # for ever: there is no way to remove it
+
+
 @pytest.fixture
 def opened():
     """The names of the files that are opened during the test."""
-    if note not in installed:
-        sys.addaudithook(note)  # for ever: there is no way to remove it
-        installed.append(note)
+    install()
     OPENED.clear()
     WATCHING.set()
     yield OPENED
     WATCHING.clear()
-
-
-installed = []
 
 
 def rows(name, count=8):

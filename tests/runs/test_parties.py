@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedseed.errors import FedseedError
+from fedseed.models.loading import load_model
 from fedseed.orbit import Orbit
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading, joining, keep, orbit_place
@@ -36,27 +37,26 @@ def data(tmp_path_factory):
     """A folder with all three files, for one process; and a folder for each site, with its own only."""
     folder = tmp_path_factory.mktemp("parties")
     chat = [{"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "3"}]} for i in "abcd"]
-    for place in ("all", "south"):
-        write_lines(folder / place / "south.jsonl", [{"instruction": f"Say {i}.", "output": f"{i}"} for i in range(6)])
-    for place in ("all", "east"):
-        write_lines(folder / place / "east.jsonl", chat)
-    for place in ("all", "north"):
-        write_lines(folder / place / "north.jsonl", rows("north", 12))
+    said = [{"instruction": f"Say {i}.", "output": f"{i}"} for i in range(6)]
+    for name, own in (("south", said), ("east", chat), ("north", rows("north", 12))):
+        for place in ("all", name):
+            write_lines(folder / place / f"{name}.jsonl", own)
     write_lines(folder / "east" / "test" / "asked.jsonl", rows("asked", 3))
     return folder
 
 
+LITTLE = {"steps": 1, "batch": 2, "accumulation": 1}
+METHODS = {
+    "feedsign": {"batch": 2}, "fedavg": {"training": {"learning_rate": 1e-3, **LITTLE}}, "fedit": {"training": LITTLE},
+}  # fmt: skip
+
+
 def recipe(method="feedsign", rounds=4, task=(), **federation):
-    settings = {"name": "feedsign", "batch": 2}
-    if method == "fedavg":
-        settings = {"name": "fedavg", "training": {"learning_rate": 1e-3, "steps": 1, "batch": 2, "accumulation": 1}}
-    if method == "fedit":
-        settings = {"name": "fedit", "training": {"steps": 1, "batch": 2, "accumulation": 1}}
-    if not federation:
-        federation = {"clients": list(NAMES)}
+    federation = federation or {"clients": list(NAMES)}
     return Recipe.model_validate({
         "rounds": rounds, "seed": 5, "task": {"name": "files", "evaluation": 0.25, **dict(task)},
-        "federation": {"joint": False, "dead_after": 30.0, **federation}, "method": settings,
+        "federation": {"joint": False, "dead_after": 30.0, **federation},
+        "method": {"name": method, **METHODS[method]},
         "evaluation": {"every": 2, "rouge": False},
     })  # fmt: skip
 
@@ -141,20 +141,14 @@ def test_all_end_with_the_same_weights_and_keep_the_model(ended):
     assert set(ended.digests) == set(NAMES) and len(set(ended.digests.values())) == 1
     assert ended.result.summary["weights_digest"] == ended.digests["north"]
     for name in NAMES:
-        folder = ended.out / name
+        folder, base = ended.out / name, load_model("small")[0]
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert AutoTokenizer.from_pretrained(folder)("a b").input_ids
         assert (folder / "model.orbit").read_bytes() == (ended.out / "run" / "model.orbit").read_bytes()
         assert not (folder / ".model.orbit").exists() and ended.digests[name] in (folder / "README.md").read_text()
-        assert Orbit.open(folder / "model.orbit").replay(_base()) == ended.digests[name] == base_digest(model)
+        assert Orbit.open(folder / "model.orbit").replay(base) == ended.digests[name] == base_digest(model)
     with pytest.raises(FedseedError, match="holds a model already"):
         orbit_place(ended.out / "north")
-
-
-def _base():
-    from fedseed.models.loading import load_model
-
-    return load_model("small")[0]
 
 
 def test_each_evaluates_on_its_own_and_the_mean_is_weighted(ended):
@@ -168,10 +162,8 @@ def test_each_evaluates_on_its_own_and_the_mean_is_weighted(ended):
         assert {name: figures["held_out"] for name, figures in found.items()} == {"north": 3, "south": 2, "east": 1}
         weighted = sum(f["held_out"] * f["loss"] for f in found.values()) / 6
         assert line["loss"] == pytest.approx(weighted) and len({f["loss"] for f in found.values()}) == 3
-    assert summary["by_client"]["east"] == {
-        "baseline": lines[0]["by_client"]["east"],
-        "final": lines[-1]["by_client"]["east"],
-    }
+    first, last = (line["by_client"]["east"] for line in (lines[0], lines[-1]))
+    assert summary["by_client"]["east"] == {"baseline": first, "final": last}
     assert summary["final"]["loss"] == lines[-1]["loss"]
     mine = [line["by_client"] for line in ended.clients["south"].evaluations]
     assert mine == [{"south": line["by_client"]["south"]} for line in lines]
@@ -182,10 +174,8 @@ def test_the_result_is_that_of_one_process(ended, data):
         expected = build(recipe(task={"path": str(data / "all")})).run()
     assert expected.summary["weights_digest"] == ended.digests["north"]
     assert expected.summary["final"] == ended.result.summary["final"]
-    assert [line.get("by_client") for line in expected.metrics] == [
-        line.get("by_client") for line in ended.result.metrics
-    ]
-    assert list(expected.metrics[-1]["by_client"]) == list(NAMES)
+    ours, theirs = ([line.get("by_client") for line in one.metrics] for one in (expected, ended.result))
+    assert ours == theirs and list(ours[-1]) == list(NAMES)
 
 
 def test_a_site_that_is_late_catches_up(data, shared_server, tmp_path):
@@ -241,7 +231,7 @@ def test_an_adapter_is_kept_too(data, tmp_path):
         sites.site("north", OwnData(data / "all"), tmp_path / "kept", clients=["*"])
         digest = sites.wait().pop()
     assert list(sites.result.metrics[-1]["by_client"]) == list(NAMES)
-    model = PeftModel.from_pretrained(_base(), tmp_path / "kept")
+    model = PeftModel.from_pretrained(load_model("small")[0], tmp_path / "kept")
     mine = sites.clients["north"].replica.hosted.worker.space
     found = {name: tensor for name, tensor in model.named_parameters() if "lora" in name}
     assert found and sites.result.summary["weights_digest"] == digest == mine.digest()

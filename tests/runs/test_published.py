@@ -48,20 +48,16 @@ DATA = {
     "dolly-15k": lambda folder: write_dolly(folder / "databricks-dolly-15k.jsonl", each=250),
     "alpaca": lambda folder: write_alpaca(folder / "alpaca_data.json"),
     "code-alpaca": lambda folder: write_code_alpaca(folder / "rosetta_alpaca.json"),
-    "gsm8k": lambda folder: write_gsm8k(folder),
+    "gsm8k": write_gsm8k,
     "sst2": lambda folder: write_original("sst2", folder),
     "rte": lambda folder: write_original("rte", folder),
     "snli": lambda folder: write_original("snli", folder, train=120),
-    "cifar10": write_cifar10,
-    "cifar100": write_cifar100,
+    "cifar10": lambda folder: write_cifar10(folder / "made"),
+    "cifar100": lambda folder: write_cifar100(folder / "made"),
 }
 COPIES = {  # sizes by task
-    "dolly-15k": ["task.evaluation=3"],
-    "alpaca": ["task.evaluation=3"],
-    "code-alpaca": ["task.evaluation=3"],
-    "gsm8k": ["task.evaluation=3"],
-    "sst2": ["task.examples=40", "task.validation=10", "task.evaluation=10"],
-    "rte": ["task.examples=40", "task.validation=10", "task.evaluation=10"],
+    **{task: ["task.evaluation=3"] for task in ("dolly-15k", "alpaca", "code-alpaca", "gsm8k")},
+    **{task: ["task.examples=40", "task.validation=10", "task.evaluation=10"] for task in ("sst2", "rte")},
     "snli": ["task.evaluation=10"],
 }
 CLIENTS = {  # all, and in a round; five and all of them, if nothing else is said
@@ -73,12 +69,10 @@ CLIENTS = {  # all, and in a round; five and all of them, if nothing else is sai
     "published-mezo": (1, 1),
 }
 PER_TASK = {"natural-instructions": (40, 2), "dolly-15k": (40, 2)}
+TEXTS = {"loss", "perplexity", "rouge_l"}
 SCORES = {
-    **{
-        task: {"loss", "perplexity", "rouge_l"}
-        for task in ("natural-instructions", "dolly-15k", "alpaca", "code-alpaca")
-    },
-    "gsm8k": {"loss", "perplexity", "rouge_l", "final_number"},
+    **dict.fromkeys(("natural-instructions", "dolly-15k", "alpaca", "code-alpaca"), TEXTS),
+    "gsm8k": {*TEXTS, "final_number"},
     **{task: {"loss", "accuracy"} for task in ("sst2", "rte", "snli", "cifar10", "cifar100")},
 }
 
@@ -105,19 +99,10 @@ def made(tmp_path_factory):
 
     def make(kind, name, write):
         if (kind, name) not in there:
-            there[kind, name] = write(tmp_path_factory.mktemp(kind) / "made")
+            there[kind, name] = write(tmp_path_factory.mktemp(kind))
         return there[kind, name]
 
     return make
-
-
-def write_data(name):
-    def write(folder):
-        if not name.startswith("cifar"):
-            folder.mkdir()
-        return DATA[name](folder)
-
-    return write
 
 
 # one with gradients, one zeroth-order and one with pictures are quick; slow are those whose method, task and base all
@@ -143,8 +128,8 @@ SLOW = {
 def test_two_rounds_with_all_settings_but_sizes_as_published(name, made, tmp_path, without_pictures):
     published = read_recipe(name)
     task, method = published.task.name, published.method
-    base = made("base", published.model.base, lambda folder: write_base(published.model.base, folder))
-    overrides = reduced(name, base, made("data", task, write_data(task)))
+    base = made("base", published.model.base, lambda folder: write_base(published.model.base, folder / "made"))
+    overrides = reduced(name, base, made("data", task, DATA[task]))
 
     small, whole = (flat(recipe.model_dump()) for recipe in (read_recipe(name, overrides), published))
     assert {key for key in whole.keys() | small.keys() if whole.get(key) != small.get(key)} <= SIZES.keys()

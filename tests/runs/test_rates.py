@@ -86,15 +86,9 @@ def test_the_command_finds_a_rate(tmp_path):
 
 def test_what_can_not_be_tuned_is_said(tmp_path):
     path = recipe(tmp_path, "ferret")
-    private = [
-        "privacy.level=client",
-        "privacy.clip=1.0",
-        "privacy.noise=1.0",
-        "method.seeds=shared",
-        "method.allocation=size",
-    ]
+    private = "privacy.level=client privacy.clip=1.0 privacy.noise=1.0 method.seeds=shared method.allocation=size"
     with pytest.raises(RecipeError, match="set a rate"):
-        find_rate(read_recipe(path, private), say=str)
+        find_rate(read_recipe(path, private.split()), say=str)
     done = command.fedseed("serve", path, "--nats", "nats://127.0.0.1:1", cwd=tmp_path)
     assert done.returncode == 2 and 'learning_rate = "auto" is for a simulation' in done.stderr
     assert with_rate(read_recipe(path), 0.25).method.training.learning_rate == 0.25

@@ -5,6 +5,7 @@ import resource
 import shutil
 import subprocess
 from collections import Counter
+from unittest import mock
 
 import pytest
 import torch
@@ -12,39 +13,38 @@ import torch
 from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, TopK, ZOFedSGD
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.methods.payload import Content
+from fedseed.orbit import edit
+from fedseed.reports.results import read_summary
 from fedseed.runs.costs import Downloads
 from support.heard import Heard
 from support.left import StoppedError, left_by, stop_after, without_seconds
+from support.problem import TRAINING, Problem
 from support.tiers import mark
+from support.worker_runs import federation
 
 pytestmark = pytest.mark.usefixtures("quickly")
 
 
-def methods(problem):
-    fast = {"basis": "rademacher", "batch": 8, "scale": 1e-3}
-    eleven = {"rounds": 11, "evaluate_every": 4}
-    master = problem.training.model_copy(update={"small_steps": "master"})
-    return {
-        "adam": (FeedSign(**fast, learning_rate=1e-2, optimizer="adam", votes_per_round=3), eleven),
-        "fedavg-adam": (FedAvg(training=problem.training, global_rate=0.05, server="adam"), {}),
-        "ferret": (problem.ferret(allocation="previous", blocks=2, training=master), {}),
-        "fedkseed": (FedKSeed(**fast, candidates=64, steps=5, learning_rate=1e-2), {}),
-        "stochastic": (ZOFedSGD(**fast, learning_rate=1e-2, small_steps="stochastic"), eleven),
-        "fedsgd-momentum": (FedSGD(learning_rate=0.1, server="momentum"), {}),
-        "topk": (TopK(share=0.1, feedback=0.9, training=problem.training), {}),
-        "fedmezo": (FedMeZO(**fast, learning_rate=1e-2, steps=4, personal="loss-5"), {}),
-        "fedmezo-tensors": (FedMeZO(**fast, learning_rate=1e-2, steps=4, personal="update", travel="tensors"), {}),
-    }
+FAST = {"basis": "rademacher", "batch": 8, "scale": 1e-3, "learning_rate": 1e-2}
+ELEVEN = {"rounds": 11, "evaluate_every": 4}
+MASTER = TRAINING.model_copy(update={"small_steps": "master"})
+METHODS = {
+    "adam": (FeedSign(**FAST, optimizer="adam", votes_per_round=3), ELEVEN),
+    "fedavg-adam": (FedAvg(training=TRAINING, global_rate=0.05, server="adam"), {}),
+    "ferret": (Problem().ferret(allocation="previous", blocks=2, training=MASTER), {}),
+    "fedkseed": (FedKSeed(**FAST, candidates=64, steps=5), {}),
+    "stochastic": (ZOFedSGD(**FAST, small_steps="stochastic"), ELEVEN),
+    "fedsgd-momentum": (FedSGD(learning_rate=0.1, server="momentum"), {}),
+    "topk": (TopK(share=0.1, feedback=0.9, training=TRAINING), {}),
+    "fedmezo": (FedMeZO(**FAST, steps=4, personal="loss-5"), {}),
+    "fedmezo-tensors": (FedMeZO(**FAST, steps=4, personal="update", travel="tensors"), {}),
+}
 
 
-NAMES = ["adam", "fedavg-adam", "ferret", "fedkseed", "stochastic", "fedsgd-momentum", "topk", "fedmezo",
-         "fedmezo-tensors"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", mark(NAMES, lambda name: name != "adam", "long"))
+@pytest.mark.parametrize("name", mark(METHODS, lambda name: name != "adam", "long"))
 def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, name):
     problem = make_problem(torch.bfloat16)
-    method, settings = methods(problem)[name]
+    method, settings = METHODS[name]
     whole = problem.federation(method, out=tmp_path / "whole", **settings).run()
     rounds = whole.summary["rounds"]
     for stop in (0, rounds // 2, rounds - 1):
@@ -138,12 +138,10 @@ def test_what_does_not_fit_is_refused_and_left_alone(problem, tmp_path):
     attempt(r"another run: method\.global_rate: 1\.0, 0\.5 here", OrbitError, method=problem.ferret(global_rate=0.5))
     attempt("another run: seed: 3, 4 here", OrbitError, seed=4)
     attempt("has 3 rounds, this one is to have 2", RecipeError, rounds=2)
-    with torch.no_grad():
-        other = problem.model()
-        other[0].bias += 1
-    original, problem.model = problem.model, lambda: other
-    attempt("another run: base_digest", OrbitError)
-    problem.model = original
+    other = problem.model()
+    other[0].bias.data += 1
+    with mock.patch.object(problem, "model", lambda: other):
+        attempt("another run: base_digest", OrbitError)
     for name, text in (("metrics.jsonl", "has no round 0"), ("model.orbit", "model.orbit is missing")):
         kept = (out / name).read_bytes()
         (out / name).unlink()
@@ -246,3 +244,73 @@ def test_downloads(problem):
         again = Downloads(method, 3)
         again.take_up(steps, picked)
         assert [again.of(c) for c in range(3)] == [downloads.of(c) for c in range(3)]
+
+
+# -- for more rounds ---------------------------------------------------------------------------------------------------
+
+
+SETTINGS = {"ferret": {"digest_every": 4}, "feedsign": {}, "fedavg-adam": {}}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_same_bits_as_with_all_rounds_from_the_start(tmp_path, name, first=3):
+    """The shorter run's last round is one of no evaluation."""
+    settings = SETTINGS[name]
+    whole = federation(name, out=tmp_path / "whole", **settings, rounds=7).run()
+    shorter = federation(name, out=tmp_path / "run", **settings, rounds=first).run()
+    assert shorter.summary["rounds"] == first
+    result = federation(name, out=tmp_path / "run", **settings, rounds=7).run(resume=True, extend=True)
+    steps = name == "feedsign"  # whose lines stand for several rounds: one for the shorter run's last ones stays
+    lines = without_seconds(result.metrics)
+    if steps:
+        extra = next(line for line in lines if line["round"] == 3)
+        assert "loss" not in extra and extra["rounds"] == 3
+        assert lines[0] == without_seconds(whole.metrics)[0]
+        assert lines[-1]["loss"] == whole.metrics[-1]["loss"]
+    else:
+        assert lines == without_seconds(whole.metrics)
+    ours, theirs = left_by(result.folder), left_by(whole.folder)
+    for name in ("model", "files") if steps else theirs:
+        assert ours[name] == theirs[name]
+
+
+def test_what_can_not_go_on_says_so_and_is_left_alone(problem, tmp_path):
+    recipe = 'rounds = 3\nseed = 3\n[method]\nname = "ferret"\n'
+    out = tmp_path / "run"
+    problem.federation(problem.ferret(), out=out, rounds=3, recipe_text=recipe).run()
+
+    def files(folder):
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def attempt(match, error=RecipeError, method=None, out=out, **settings):
+        before, federation = files(out), problem.federation(method or problem.ferret(), out=out, **settings)
+        with pytest.raises(error, match=match):
+            federation.run(resume=True, extend=True)
+        assert files(out) == before
+
+    attempt("--rounds 2: the run in .* has had 3", rounds=2)
+    other = recipe.replace("seed = 3", "seed = 4").replace("rounds = 3", "rounds = 5")
+    attempt("another recipe: seed is 3 there, 4 here", rounds=5, recipe_text=other)
+    with pytest.raises(RecipeError, match="extend goes with resume"):
+        problem.federation(problem.ferret(), out=out, rounds=5).run(extend=True)
+    before = files(out)
+    again = problem.federation(problem.ferret(), out=out, rounds=3).run(resume=True, extend=True)
+    assert again.summary == read_summary(out) and files(out) == before
+
+    fast = FedKSeed(basis="rademacher", batch=8, candidates=64, steps=2, learning_rate=1e-2)
+    problem.federation(fast, out=tmp_path / "pro", rounds=2).run()
+    edit.compact(tmp_path / "pro" / "model.orbit", tmp_path / "compact.orbit")
+    shutil.move(tmp_path / "compact.orbit", tmp_path / "pro" / "model.orbit")
+    attempt("is compacted: a run can't go on from it", OrbitError, fast, out=tmp_path / "pro", rounds=4)
+
+
+def test_a_run_that_was_interrupted_and_one_that_is_not_there_get_their_rounds(problem, tmp_path):
+    recipe = 'rounds = 3\n[method]\nname = "ferret"\n'
+    out = tmp_path / "run"
+    problem.federation(problem.ferret(), out=out, rounds=3, recipe_text=recipe).run()
+    (out / "summary.json").unlink()  # stopped before its very end
+    longer = problem.federation(problem.ferret(), out=out, rounds=4, recipe_text=recipe.replace("3", "4"))
+    assert longer.run(resume=True, extend=True).summary["rounds"] == 4
+    assert "rounds = 4" in (out / "recipe.toml").read_text()
+    new = problem.federation(problem.ferret(), out=tmp_path / "new", rounds=2).run(resume=True, extend=True)
+    assert new.summary["rounds"] == 2 and json.loads((tmp_path / "new" / "summary.json").read_text())["rounds"] == 2

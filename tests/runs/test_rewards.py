@@ -1,12 +1,11 @@
 """A run whose loss is minus the reward of generated answers: from a recipe with a function of one's own to a replay."""
 
-import json
-
 import pytest
 
 from fedseed import Orbit
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
+from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs.recipe import read_recipe, stored_recipe
 from support.command import fedseed, well
 from support.instruction_files import write_lines
@@ -48,19 +47,15 @@ def place(tmp_path_factory):
     return folder
 
 
-def summary_of(folder):
-    return json.loads((folder / "summary.json").read_text())
-
-
 @pytest.mark.long
 def test_a_run_measures_the_reward_and_its_orbit_is_the_model(place):
-    summary = summary_of(place / "runs" / "recipe")
+    run = place / "runs" / "recipe"
+    summary = read_summary(run)
     assert {"loss", "rouge_l", "reward"} <= set(summary["baseline"])
     assert 0 < summary["final"]["reward"] < 1 and summary["backward_passes"] == 0
     assert summary["payload_bytes_up"] == 8
-    lines = [json.loads(line) for line in (place / "runs" / "recipe" / "metrics.jsonl").read_text().splitlines()]
-    assert all(-1 < line["train_loss"] < 0 for line in lines[1:])  # minus the mean reward
-    orbit = Orbit.open(place / "runs" / "recipe" / "model.orbit")
+    assert all(-1 < line["train_loss"] < 0 for line in read_metrics(run)[1:])  # minus the mean reward
+    orbit = Orbit.open(run / "model.orbit")
     assert orbit.replay(load_model("small")[0]) == summary["weights_digest"]
 
 
@@ -109,8 +104,7 @@ def test_a_client_whose_rewards_are_nan_sits_out_and_one_that_fails_ends_the_run
     (place / "nan.py").write_text(SPOILT.format("return float('nan')"))
     words = ("run", "recipe.toml", "--set", "rounds=2", "--set", "evaluation.rouge=false", "--set")
     well(*words, "reward.function=nan.py:score", "--out", "runs/nan", cwd=place)
-    lines = [json.loads(line) for line in (place / "runs" / "nan" / "metrics.jsonl").read_text().splitlines()]
-    skipped = [skip for line in lines[1:] for skip in line["skipped"]]
+    skipped = [skip for line in read_metrics(place / "runs" / "nan")[1:] for skip in line["skipped"]]
     assert [skip["client"] for skip in skipped] == ["north"] * 2 and "loss is nan" in skipped[0]["reason"]
     (place / "text.py").write_text(SPOILT.format("return 'good'"))
     failed = fedseed(*words, "reward.function=text.py:score", "--out", "runs/text", cwd=place)

@@ -2,18 +2,21 @@
 
 import numpy as np
 import pytest
+import torch
 
-from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, ZOFedSGD
+from fedseed import Federation, FedKSeed, FedMeZO, FeedSign, Ferret, ZOFedSGD
 from fedseed.errors import MessageError, RecipeError
 from fedseed.federation.secure import Masking
+from fedseed.orbit.signature import generate_key
 from fedseed.privacy.secure.messages import Phase, unframed
 from fedseed.privacy.secure.settings import SecureSums, identity_text
 from fedseed.reports.progress import Silent
+from fedseed.runs.joining import identities
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.training.settings import LocalTraining
 from support.secure import in_the_clear
 from support.tiers import mark
-from support.zeroth_order import QUICK, federation
+from support.zeroth_order import OBJECTIVE, QUICK, data, federation, model
 
 SGD = LocalTraining(steps=2, batch=8, learning_rate=0.05)
 METHODS = {
@@ -103,11 +106,6 @@ def test_below_the_threshold_a_round_is_begun_again(moment):
 
 def test_whoever_has_nothing_to_send_is_not_told():
     """A client whose losses are no numbers adds nothing, with a weight of nothing; nobody sees which."""
-    import torch
-
-    from fedseed import Federation
-    from support.zeroth_order import OBJECTIVE, data, model
-
     train, _ = data()
     train[2] = [(row * float("nan"), y) for row, y in train[2]]
     method = METHODS["zo-shared"]
@@ -228,9 +226,6 @@ def test_what_makes_no_sense_is_refused_by_name(settings, why, tmp_path):
 
 
 def test_a_client_needs_the_key_that_the_recipe_has(tmp_path):
-    from fedseed.orbit.signature import generate_key
-    from fedseed.runs.joining import identities
-
     names = ["a", "b", "c"]
     lines = [generate_key(tmp_path / f"{name}.pem").read_text().splitlines()[1] for name in names]
     known = dict(zip(names, lines, strict=True))

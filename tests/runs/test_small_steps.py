@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fedseed import FedAvg, FedMeZO, FedZO
+from fedseed import FedAvg, Federation, FedMeZO, FedZO
 from fedseed.errors import RecipeError
 from fedseed.runs.recipe import read_recipe
 from fedseed.training.settings import LocalTraining
@@ -16,33 +16,23 @@ pytestmark = pytest.mark.usefixtures("without_pictures")
 SLOW_STEPS = {"learning_rate": 2e-3, "batch": 8, "accumulation": 2, "steps": 10}
 
 
-def about_rounding(heard):
-    return [text for text in heard.warnings if "16-bit weights moved" in text]
-
-
-def method_of(problem, name, small_steps):
-    training = LocalTraining(**SLOW_STEPS, small_steps=small_steps)
-    if name == "fedavg":
-        return FedAvg(training=training)
-    return problem.ferret(training=training, allocation="previous")
-
-
 @pytest.mark.parametrize("name", ["fedavg", "ferret"])
 def test_a_run_says_once_how_many_weights_moved(name, make_problem, tmp_path, without_pictures):
-    problem = make_problem(torch.bfloat16)
+    problem, training = make_problem(torch.bfloat16), LocalTraining(**SLOW_STEPS, small_steps="nearest")
+    method = FedAvg(training=training)
+    if name == "ferret":
+        method = problem.ferret(training=training, allocation="previous")
     heard = Heard()
-    result = problem.federation(
-        method_of(problem, name, "nearest"), rounds=3, out=tmp_path / "run", progress=heard
-    ).run()
+    result = problem.federation(method, rounds=3, out=tmp_path / "run", progress=heard).run()
     share = result.metrics[1]["weights_moved"]
     assert 0 < share < 0.5 and not any("weights_moved" in line for line in (result.metrics[0], *result.metrics[2:]))
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1])["weights_moved"] == share
-    [text] = about_rounding(heard)
+    [text] = [text for text in heard.warnings if "16-bit weights moved" in text]
     assert text.startswith(f"round 1: {share:.2%} of the 16-bit weights moved in a client's local training")
     assert all(word in text for word in ("method.training.small_steps", '"master"', '"stochastic"'))
     heard = Heard()  # it is said of the first round only, not again after an interruption
-    problem.federation(method_of(problem, name, "nearest"), rounds=3, out=tmp_path / "run", progress=heard).run(True)
-    assert not about_rounding(heard)
+    problem.federation(method, rounds=3, out=tmp_path / "run", progress=heard).run(True)
+    assert not any("16-bit weights moved" in text for text in heard.warnings)
 
 
 @pytest.mark.parametrize("kind", ["fedzo", "fedmezo"])
@@ -63,15 +53,10 @@ def test_averages_of_zeroth_order_clients_keep_small_steps_too(kind, make_proble
 
 
 def test_autocast_needs_float32_weights():
-    from fedseed import Federation
-
     few = ["rounds=1", "task.clients=2", "task.families_per_client=1", "federation.per_round=2"]
-    settings = [*few, "model.dtype=float16", "method.training.autocast=bfloat16"]
-    with pytest.raises(RecipeError, match=r"method\.training\.autocast .*float16 already"):
-        Federation.from_file("small-fedavg", settings)
-    settings = [*few, "model.dtype=bfloat16", "method.autocast=bfloat16"]
-    with pytest.raises(RecipeError, match=r"method\.autocast .*bfloat16 already"):
-        Federation.from_file("small-feedsign", settings)
+    for name, dtype, key in (("fedavg", "float16", "method.training"), ("feedsign", "bfloat16", "method")):
+        with pytest.raises(RecipeError, match=rf"{key}\.autocast .*{dtype} already"):
+            Federation.from_file(f"small-{name}", [*few, f"model.dtype={dtype}", f"{key}.autocast=bfloat16"])
     with pytest.raises(RecipeError, match=r"method\.training.*loss_scale = 4 needs small_steps"):
         read_recipe("small-fedavg", ["method.training.loss_scale=4"])
     assert read_recipe("small-fedavg", ["method.training.small_steps=master"]).method.training.small_steps == "master"

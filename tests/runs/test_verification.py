@@ -151,14 +151,12 @@ def test_steps_that_do_not_follow_from_the_answers_are_found(kept, tmp_path):
 
 
 def test_a_claim_of_examples_is_on_record(tmp_path):
-    run = federation(
-        METHODS["fedkseed"].model_copy(update={"weighting": "examples"}), rounds=2, out=tmp_path, answers=True
-    )
+    method = METHODS["fedkseed"].model_copy(update={"weighting": "examples"})
+    run = federation(method, rounds=2, out=tmp_path, answers=True)
     run.coordinator.examples[MINE] = 61
     run.run()
-    assert [(one.logged, one.computed, one.verdict) for one in verified(run, tmp_path).checked] == [
-        (61, 60, "forged")
-    ] * 2
+    found = [(one.logged, one.computed, one.verdict) for one in verified(run, tmp_path).checked]
+    assert found == [(61, 60, "forged")] * 2
 
 
 def test_a_vote_within_the_noise_of_zero_may_be_either(tmp_path):

@@ -7,24 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 from fedseed.runs.workers import Workers
+from support.command import well
+from support.documents import ROOT
 from support.left import left_by, stop_after
 from support.network import until
+from support.tiers import mark
 from support.worker_runs import RUNS, die, endless, federation, workers
 
-LONG = pytest.mark.long
-SLOW = pytest.mark.slow
-
-
 pytestmark = pytest.mark.usefixtures("quickly")
-
-
-# -- the same as one process -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -48,34 +43,20 @@ TINY = ["rounds=2", "federation.per_round=4", "task.clients=4", "task.examples=5
 FEDIT = ["small-fedit", "--set", "method.training.steps=2", "--set", "method.training.batch=2"]
 
 
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [
-        pytest.param(2, FEDIT, marks=LONG, id="fedit-2"),
-        pytest.param(
-            2,
-            ["quickstart-ferret", "--set", "method.training.steps=2", "--set", "aggregation.name=clipped-mean",
-             "--plugin", Path(__file__).parents[2] / "examples" / "plugin_clipped_mean.py"],
-            marks=SLOW, id="plugin",
-        ),
-    ],
-)  # fmt: skip
-def test_the_command_with_workers_ends_with_the_same_files(tmp_path, count, words):
-    """The workers load the recipe themselves, plug-ins too."""
-    from support.command import well
+PLUGIN = ["quickstart-ferret", "--set", "method.training.steps=2", "--set", "aggregation.name=clipped-mean",
+          "--plugin", ROOT / "examples" / "plugin_clipped_mean.py"]  # fmt: skip
 
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", mark([FEDIT, PLUGIN], lambda words: words is PLUGIN))
+def test_the_command_with_workers_ends_with_the_same_files(tmp_path, words):
+    """The workers load the recipe themselves, plug-ins too."""
     overrides = [word for pair in TINY for word in ("--set", pair)]
     files = []
-    for name, options in (("alone", ["--threads", 1]), ("shared", ["--threads", 1, "--workers", count])):
-        done = well("run", *words, *overrides, "--out", tmp_path / name, *options)
-        if name == "shared":
-            assert f"{count} worker processes, 1 thread each" in done.stdout
-        kept = tmp_path / name / ("model.safetensors" if words[0] == "small-fedit" else "model.orbit")
-        if kept.suffix == ".orbit":
-            files.append(kept.read_bytes())
-        else:
-            with safe_open(kept, framework="np") as file:
-                files.append({key: file.get_tensor(key).tobytes() for key in file.keys()})  # noqa: SIM118
+    for name, options in (("alone", []), ("shared", ["--workers", 2])):
+        done = well("run", *words, *overrides, "--out", tmp_path / name, "--threads", 1, *options)
+        assert ("2 worker processes, 1 thread each" in done.stdout) == (name == "shared")
+        files.append(left_by(tmp_path / name)["model"])
     assert files[0] == files[1]
 
 
@@ -107,9 +88,6 @@ def test_a_worker_that_dies_before_it_has_loaded_ends_the_run():
     run = federation("ferret", workers=Workers(die, 1))
     with pytest.raises(FedseedError, match=r"worker 1 died \(exit code 7\)"):
         run.run()
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long

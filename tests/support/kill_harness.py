@@ -10,7 +10,7 @@ import torch
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.worker import Worker
 from fedseed.objectives.losses import Supervised
-from fedseed.runs import loop
+from fedseed.runs import costs
 from support.worker_runs import federation
 
 METHODS = {  # of `worker_runs`
@@ -56,7 +56,7 @@ class Points:
         self.around(Coordinator, "close", "aggregation")
         self.around(Worker, "apply", "aggregation")
         self.around(Worker, "catch_up", "aggregation")
-        self.around(loop, "merge_rounds", "evaluation")
+        self.around(costs, "merge_rounds", "evaluation")
         for name in ("fsync", "ftruncate", "replace"):
             self.around(os, name, "writing")
         pwrite = os.pwrite

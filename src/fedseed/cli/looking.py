@@ -120,17 +120,17 @@ def preview(
     check_places(checked)
     from fedseed.runs.preview import preview as look  # torch from here on
 
-    found = look(checked, client, examples)
-    for line in found.notes:
+    found, notes = look(checked, client, examples)
+    for line in notes:
         console.print(line, highlight=False, soft_wrap=True)
-    for shown in found.shown:
+    for shown in found:
         console.print(shown.title, style="bold", highlight=False, soft_wrap=True)
         if shown.pieces:
             console.print(tokens_text(shown.pieces, console.is_terminal), soft_wrap=True)
         if shown.note:
             console.print(shown.note, highlight=False, soft_wrap=True)
         console.print()
-    if found.shown:
+    if found:
         how = "green counts for the loss" if console.is_terminal else "[[...]] counts for the loss, | ends a token"
         console.print(f"{how}; ⏎ is a line's end", highlight=False)
 

@@ -1,6 +1,6 @@
 """Makes a federation of a recipe: loads its model and data, and puts them together with what measures the model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,12 @@ from fedseed.federation.hosted import Hosted
 from fedseed.methods import Method
 from fedseed.models import PACKAGED
 from fedseed.objectives.losses import Objective
+from fedseed.objectives.prepared import prepare_sets
+from fedseed.objectives.settings import EvaluationSettings
+from fedseed.objectives.tokens import longest_input
 from fedseed.processes import warm
-from fedseed.reports.progress import Progress, shown_by
-from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of, hosted_of, learning, loss_of
+from fedseed.reports.progress import Progress, Silent, shown_by
+from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of, hosted_of, loss_of, within
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.rates import find_rate, settled, with_rate
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
@@ -23,6 +26,7 @@ from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Workers
 from fedseed.tasks.data import ClientData, TaskData
+from fedseed.tasks.forms import examples_in
 
 
 class Federation(Simulation):
@@ -58,8 +62,7 @@ class Federation(Simulation):
         held_out = held_out if isinstance(held_out, Mapping) else {"": held_out}
         if tokenizer is not None:
             sets = {client.name: client.examples for client in clients}
-            fitting, examples, fits, more = learning(model, tokenizer, sets, held_out)
-            clients = [ClientData(name, own) for name, own in examples.items()]
+            fitting, clients, fits, more = _learning(model, tokenizer, sets, held_out)
             objective, measure = objective or fitting, measure or fits
             settings = {"base": str(getattr(model, "name_or_path", "")), **more, **settings}
         if objective is None:
@@ -70,16 +73,10 @@ class Federation(Simulation):
 
     @classmethod
     def from_file(
-        cls,
-        path: str | Path,
-        overrides: Sequence[str] = (),
-        out: Path | str | None = None,
-        progress: Progress | bool | None = None,
-        plugins: Sequence[str | Path] = (),
-        trust_plugins: bool = False,
-        workers: int | None = None,
-        threads: int | None = None,
-    ) -> "Federation":
+        cls, path: str | Path, overrides: Sequence[str] = (), out: Path | str | None = None,
+        progress: Progress | bool | None = None, plugins: Sequence[str | Path] = (), trust_plugins: bool = False,
+        workers: int | None = None, threads: int | None = None,
+    ) -> "Federation":  # fmt: skip
         """Returns a federation from a recipe: a TOML file, or the name of one that comes with fedseed.
 
         Args:
@@ -101,16 +98,44 @@ class Federation(Simulation):
         return build(recipe, out, shown_by(progress), workers, threads)
 
 
+def _learning(
+    model: Any, tokenizer: Any, sets: Mapping[str, Iterable[Any]], held_out: Mapping[str, Iterable[Any]]
+) -> tuple[Objective, list[ClientData], Evaluation, dict[str, Any]]:
+    """Returns how a model of one's own learns from rows, the clients, what measures it, and settings of `RunSpec`."""
+    from fedseed.models.architectures import architecture_of
+    from fedseed.objectives.kinds import kind_of
+
+    whole = model.get_base_model() if hasattr(model, "peft_config") else model
+    architecture = architecture_of({**whole.config.to_dict(), "architectures": [type(whole).__name__]})
+    named, labels = tuple(map(str, whole.config.id2label.values())), tuple[str, ...]()
+    if architecture == "classification":  # rows name classes as the model does, or number them
+        rows = (row for own in (*sets.values(), *held_out.values()) for row in own if isinstance(row, Mapping))
+        numbers = tuple(map(str, range(len(named))))
+        labels = numbers if {str(row.get("label")) for row in rows}.issubset(numbers) else named
+    names = {prefix: f"evaluation {prefix}".strip() for prefix in held_out}
+    found, notes = examples_in({**sets, **{names[prefix]: rows for prefix, rows in held_out.items()}}, labels)
+    clients = [ClientData(name, found[name]) for name in sets]
+    data = TaskData(clients, {prefix: found[name] for prefix, name in names.items()})
+    settings, limit = within(EvaluationSettings(rouge=False), longest_input(model))
+    try:
+        kind, _ = kind_of(data, architecture)
+        objective = kind.objective(tokenizer, settings)
+        prepared, more = prepare_sets(objective, data.evaluation, limit)
+    except ValueError as error:
+        raise RecipeError(f"Federation: {error}") from error
+
+    def evaluate(model: Any) -> dict[str, float]:
+        found = ((prefix, kind.measure(model, objective, own, data, settings)) for prefix, own in prepared.items())
+        return {prefix + name: value for prefix, metrics in found for name, value in metrics.items()}
+
+    about = {"notes": (*notes, *more), "limit": limit, "classes": named if labels else ()}
+    return objective, clients, evaluate, about
+
+
 def build(
-    recipe: Recipe,
-    out: Path | str | None = None,
-    progress: Progress | None = None,
-    workers: int | None = None,
-    threads: int | None = None,
-    data: TaskData | None = None,
-    resume: bool = False,
-    ray: str | None = None,
-) -> Federation:
+    recipe: Recipe, out: Path | str | None = None, progress: Progress | None = None, workers: int | None = None,
+    threads: int | None = None, data: TaskData | None = None, resume: bool = False, ray: str | None = None,
+) -> Federation:  # fmt: skip
     """Load model and data of a recipe and put the federation together.
 
     Args:
@@ -135,10 +160,10 @@ def build(
         data = recipe.task.load() if parts is None else joined(recipe, parts)
     count = len(data.clients)
     recipe.federation.check(count)
+    if resume and out is not None:
+        recipe = settled(recipe, Path(out))
     if recipe.tune_rate:
-        recipe = settled(recipe, Path(out)) if resume and out is not None else recipe
-    if recipe.tune_rate:
-        say: Callable[[str], None] = (lambda text: None) if progress is None else progress.note
+        say = (progress or Silent()).note
         found = find_rate(recipe, data, say)
         say(f"{found.key} = {found.rate:g}, found with {found.passes / found.whole:.0%} of the run's passes")
         recipe = with_rate(recipe, found.rate)
@@ -146,7 +171,7 @@ def build(
     team = None
     if workers is not None:
         cluster = None if ray is None else Cluster(ray, workers, threads)
-        team = Workers(partial(load_for_worker, recipe.to_toml()), workers, threads, cluster)
+        team = Workers(partial(_load_for_worker, recipe.to_toml()), workers, threads, cluster)
         team.limit(per_round)
         team.load()  # while this process loads, too
     try:
@@ -213,12 +238,8 @@ def _nothing(model: Any) -> dict[str, float]:
     return {}
 
 
-def load_for_worker(text: str) -> Hosted:
-    """Returns what a local worker process of a simulation loads: the model, and the examples of all clients.
-
-    Args:
-        text: the recipe, as `Recipe.to_toml` has it.
-    """
+def _load_for_worker(text: str) -> Hosted:
+    """Returns what a worker process of a simulation loads by `Recipe.to_toml`: the model, all clients' examples."""
     from fedseed.models.loading import quiet
 
     quiet()  # the run's own process has shown how the base loads

@@ -1,6 +1,6 @@
 """The side of a run that has the model: loads it for the examples, makes what learns from them and what measures it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.stopping import VALIDATION_LOSS
 from fedseed.tasks.data import ClientData, Example, TaskData
-from fedseed.tasks.forms import examples_in
 from fedseed.weights.digest import base_digest, dtype_name
 
 if TYPE_CHECKING:  # what brings transformers is imported where it is needed: a torch model of one's own does without
@@ -37,29 +36,17 @@ Evaluation = Callable[[Any], dict[str, Any]]  # measures a model: numbers by nam
 
 @dataclass(frozen=True)
 class Equipment:
-    """Holds a recipe's model, and what makes losses and metrics for it.
+    """Holds a recipe's model, and what makes losses and metrics for it."""
 
-    Args:
-        model: the base.
-        processor: its tokenizer or image processor.
-        trainable: name patterns of the parameters that train; None: all.
-        objective: makes losses of examples.
-        kind: what kind the task's examples are, and how a model learns from such.
-        measured: the recipe's evaluation settings, within what the model can take.
-        limit: what makes an example too long, for a person.
-        room: how many tokens the base takes; None: any number.
-        classes: what a classifier tells apart, in the order of its outputs.
-    """
-
-    model: Any
-    processor: Any
-    trainable: Sequence[str] | None
-    objective: Objective
-    kind: "ExampleKind"
-    measured: EvaluationSettings
-    limit: str
-    room: int | None
-    classes: tuple[str, ...] = ()
+    model: Any  # the base
+    processor: Any  # its tokenizer or image processor
+    trainable: Sequence[str] | None  # name patterns of the parameters that train; None: all
+    objective: Objective  # makes losses of examples
+    kind: "ExampleKind"  # what kind the task's examples are, and how a model learns from such
+    measured: EvaluationSettings  # the recipe's, within what the model can take
+    limit: str  # what makes an example too long, for a person
+    room: int | None  # how many tokens the base takes; None: any number
+    classes: tuple[str, ...] = ()  # what a classifier tells apart, in the order of its outputs
 
 
 def equip(recipe: Recipe, data: TaskData) -> Equipment:
@@ -86,71 +73,8 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         raise RecipeError(
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", "*classifier*"] for both'
         )
-    room = longest_input(model)
-    objective, measured, limit = objective_of(recipe, data, kind, processor, room_left(recipe, model))
     classes = () if head is None else head.classes
-    return Equipment(model, processor, trainable, objective, kind, measured, limit, room, classes)
-
-
-def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equipment:
-    """Returns what measures a model that is loaded already, with its adapter if it has one, on a task's examples.
-
-    Raises:
-        RecipeError: the model does not fit the data.
-    """
-    from fedseed.models.architectures import LOADERS
-
-    whole = model.get_base_model() if hasattr(model, "peft_config") else model
-    kind, _ = kind_for(recipe, data, whole.config.to_dict())
-    loader = LOADERS[kind.architecture]
-    if type(whole).__name__ not in loader.classes():
-        raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
-    room = longest_input(model)
-    objective, measured, limit = objective_of(recipe, data, kind, processor, room)
-    return Equipment(model, processor, None, objective, kind, measured, limit, room)
-
-
-def learning(
-    model: Any, tokenizer: Any, sets: Mapping[str, Iterable[Any]], held_out: Mapping[str, Iterable[Any]]
-) -> tuple[Objective, dict[str, list[Any]], Evaluation, dict[str, Any]]:
-    """Returns how a model of one's own learns from rows, their examples, what measures it, and settings of `RunSpec`.
-
-    Args:
-        model: a model of transformers, with an adapter or without.
-        tokenizer: its tokenizer.
-        sets: the clients' rows (`fedseed.tasks.forms.examples_in`), by client.
-        held_out: rows to measure on, by prefix of the metrics' names.
-
-    Raises:
-        RecipeError: the rows can't be read, or do not fit the model.
-    """
-    from fedseed.models.architectures import architecture_of
-    from fedseed.objectives.kinds import kind_of
-
-    whole = model.get_base_model() if hasattr(model, "peft_config") else model
-    architecture = architecture_of({**whole.config.to_dict(), "architectures": [type(whole).__name__]})
-    named, labels = tuple(map(str, whole.config.id2label.values())), tuple[str, ...]()
-    if architecture == "classification":  # rows name classes as the model does, or number them
-        rows = (row for own in (*sets.values(), *held_out.values()) for row in own if isinstance(row, Mapping))
-        numbers = tuple(map(str, range(len(named))))
-        labels = numbers if {str(row.get("label")) for row in rows}.issubset(numbers) else named
-    names = {prefix: f"evaluation {prefix}".strip() for prefix in held_out}
-    found, notes = examples_in({**sets, **{names[prefix]: rows for prefix, rows in held_out.items()}}, labels)
-    data = TaskData([ClientData(name, found[name]) for name in sets], {p: found[name] for p, name in names.items()})
-    settings, limit = within(EvaluationSettings(rouge=False), longest_input(model))
-    try:
-        kind, _ = kind_of(data, architecture)
-        objective = kind.objective(tokenizer, settings)
-        prepared, more = prepare_sets(objective, data.evaluation, limit)
-    except ValueError as error:
-        raise RecipeError(f"Federation: {error}") from error
-
-    def evaluate(model: Any) -> dict[str, float]:
-        found = ((prefix, kind.measure(model, objective, own, data, settings)) for prefix, own in prepared.items())
-        return {prefix + name: value for prefix, metrics in found for name, value in metrics.items()}
-
-    about = {"notes": (*notes, *more), "limit": limit, "classes": named if labels else ()}
-    return objective, {name: found[name] for name in sets}, evaluate, about
+    return equipped(recipe, data, kind, model, processor, room_left(recipe, model), trainable, classes)
 
 
 def kind_for(
@@ -200,10 +124,11 @@ def room_left(recipe: Recipe, model: Any) -> int | None:
     return None if room is None else room - adapters.virtual_tokens(adapter)
 
 
-def objective_of(
-    recipe: Recipe, data: TaskData, kind: "ExampleKind", processor: Any, positions: int | None
-) -> tuple[Objective, EvaluationSettings, str]:
-    """Returns the objective for so many positions, the evaluation settings within them, and what makes one too long.
+def equipped(
+    recipe: Recipe, data: TaskData, kind: "ExampleKind", model: Any, processor: Any, positions: int | None,
+    trainable: Sequence[str] | None = None, classes: tuple[str, ...] = (),
+) -> Equipment:  # fmt: skip
+    """Returns a model that is loaded, with what makes losses and metrics of examples within so many positions.
 
     The processor is given the chat template that the data is written by, so that the exported model has it.
 
@@ -214,9 +139,10 @@ def objective_of(
     if data.chat_template:
         processor.chat_template = data.chat_template
     try:
-        return kind.objective(processor, measured), measured, limit
+        objective = kind.objective(processor, measured)
     except ValueError as error:
         raise RecipeError(f'model.base = "{recipe.model.base}": {error}') from error
+    return Equipment(model, processor, trainable, objective, kind, measured, limit, longest_input(model), classes)
 
 
 def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:

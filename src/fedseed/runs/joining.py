@@ -214,15 +214,8 @@ def keep(client: NetworkClient, digest: str, folder: Path) -> None:
         {name: value for name, value in line.items() if isinstance(value, float)} for line in client.evaluations
     ]
     first = measured[0] if measured and client.evaluations[0]["round"] == 0 else {}
-    facts = Facts(
-        steps=replica.at,
-        digest=digest,
-        orbit_name=ORBIT if part.exists() else "",
-        orbit_bytes=part.stat().st_size if part.exists() else None,
-        clients=len(replica.numbers),
-        baseline=first,
-        final=measured[-1] if measured else {},
-    )
+    name, size = (ORBIT, part.stat().st_size) if part.exists() else ("", None)
+    facts = Facts(replica.at, digest, None, name, size, len(replica.numbers), first, measured[-1] if measured else {})
     hosted = replica.hosted
     export_model(folder, hosted.worker.space.model, hosted.processor, hosted.header, facts)
     if part.exists():

@@ -31,17 +31,11 @@ SHOWN = 60  # characters of a value in a message
 
 @dataclass(frozen=True)
 class ByName:
-    """Marks a field whose value is made by the class of a registry that its `name` says, so that others can add some.
+    """Marks a field that the class of a registry makes which its `name` says, so that others can add some."""
 
-    Args:
-        registry: the classes.
-        base: what all of them are.
-        default: the name of a table without one; None: it must have one.
-    """
-
-    registry: Registry[Any]
-    base: type[BaseModel]
-    default: str | None = None
+    registry: Registry[Any]  # the classes
+    base: type[BaseModel]  # what all of them are
+    default: str | None = None  # the name of a table without one; None: it must have one
 
     def __hash__(self) -> int:
         return id(self.registry)
@@ -70,21 +64,13 @@ class ByName:
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a recipe.
+    """A key of a recipe."""
 
-    Args:
-        key: dotted, such as "method.training.learning_rate"; tables of a list are "tracking[]".
-        kind: the type and its bounds, or the values to choose from, in words.
-        default: as TOML would have it; "not set", or "must be given".
-        about: what it means, one paragraph.
-        of: which tables have it where a name or kind decides, such as methods; none: all of them.
-    """
-
-    key: str
-    kind: str
-    default: str
-    about: str
-    of: tuple[str, ...] = ()
+    key: str  # dotted, such as "method.training.learning_rate"; tables of a list are "tracking[]"
+    kind: str  # the type and its bounds, or the values to choose from, in words
+    default: str  # as TOML would have it; "not set", or "must be given"
+    about: str  # what it means, one paragraph
+    of: tuple[str, ...] = ()  # which tables have it where a name or kind decides, such as methods; none: all of them
 
 
 def keys_of(whole: type[BaseModel]) -> list[Key]:
@@ -261,11 +247,7 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
 
 
 def _path(loc: Sequence[int | str], data: Mapping[str, Any]) -> list[str]:
-    """Returns the parts of a key that an error is about: pydantic's, without what is no key.
-
-    Where a table's kind says which class it is, pydantic names the kind before the key; where a value may be of several
-    types, the type after it.
-    """
+    """Returns the parts of a key that an error is about: pydantic's, without a table's kind or a value's type."""
     path: list[str] = []
     here: Any = data
     passed = True  # whether pydantic's path is past the kind of the table that is looked into

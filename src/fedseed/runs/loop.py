@@ -27,17 +27,8 @@ from fedseed.reports.machine import command, host, versions
 from fedseed.reports.pictures import draw_run
 from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
-from fedseed.runs import stopping
+from fedseed.runs import costs, stopping
 from fedseed.runs.answers import written
-from fedseed.runs.costs import (
-    Downloads,
-    RunResult,
-    by_client,
-    exchanged,
-    mean_exchanged,
-    merge_rounds,
-    seconds_per_client,
-)
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.folder import extend as extended
 from fedseed.runs.spec import RunSpec
@@ -67,7 +58,6 @@ class Run(ABC):
         self.progress = Logged(progress)
         self.folder: RunFolder | None = None  # what the run writes; None: nothing
         self.store: StepStore | None = None  # where steps are kept, in the folder
-        self._trackers = Trackers()
         self._warned = False
         self._began = ""
 
@@ -111,7 +101,7 @@ class Run(ABC):
         """Returns what the summary says about the process."""
         return {}
 
-    def run(self, resume: bool = False, extend: bool = False) -> RunResult:
+    def run(self, resume: bool = False, extend: bool = False) -> costs.RunResult:
         """Runs all rounds; returns (and writes, if there is a folder) metrics and summary.
 
         Args:
@@ -136,9 +126,9 @@ class Run(ABC):
             self.folder = RunFolder(spec.folder, spec.recipe_text, resume, spec.chat_template)
             if self.folder.finished:
                 self.progress.note(f"the run in {spec.folder} is finished: nothing is changed")
-                return RunResult(read_summary(spec.folder), read_metrics(spec.folder), spec.folder)
+                return costs.RunResult(read_summary(spec.folder), read_metrics(spec.folder), spec.folder)
         self._began = stamp()
-        self._downloads = Downloads(spec.method, len(self.names))
+        self._downloads = costs.Downloads(spec.method, len(self.names))
         self._trackers = Trackers(spec.trackers, self.progress.warn)
         try:
             return self._run()
@@ -150,7 +140,7 @@ class Run(ABC):
                 self.store.release()
             self.progress.close()
 
-    def _run(self) -> RunResult:
+    def _run(self) -> costs.RunResult:
         spec, folder, where = self.spec, self.folder, self.spec.folder
         metrics: list[RoundLine] = []
         pending: list[RoundLine] = []  # a step-by-step method's rounds since the last line
@@ -176,20 +166,22 @@ class Run(ABC):
             for number in range(first, spec.rounds + 1):
                 if not pending and stopping.over(metrics, spec.patience):  # only a new line says something new
                     break
-                evaluate = spec.evaluates(number)
                 log = spec.logs(number)
                 if number > done:
                     pending.append(self._round(number, log))
                 if not log:
                     self.progress.advance(number)
                     continue
-                line = merge_rounds(pending) if pending else RoundLine(0)
+                line = costs.merge_rounds(pending) if pending else RoundLine(0)
                 pending = []
-                self.examine(line, evaluate and spec.measures)
+                self.examine(line, spec.evaluates(number) and spec.measures)
                 if number and (mechanism := mechanism_of(spec.method)) is not None and mechanism.by_turns:
                     line.metrics["epsilon"] = mechanism.spent(self.coordinator.counted)["epsilon"]
-                if number == 0:
-                    stopping.check(line, spec.patience)
+                if number == 0 and spec.patience is not None and stopping.VALIDATION_LOSS not in line.metrics:
+                    raise RecipeError(
+                        f"stopping: patience = {spec.patience}, but the evaluation measures no "
+                        f'"{stopping.VALIDATION_LOSS}" to stop by'
+                    )
                 metrics.append(line)
                 self._warn(metrics)
                 if folder is not None:
@@ -209,7 +201,7 @@ class Run(ABC):
         self._trackers.tell("finish", summary)
         self.progress.write("ended", f"after round {summary['rounds']}; digest {summary['weights_digest']}")
         tuned = None if self.tuned() is None else self.tuned
-        return RunResult(summary, [line.to_json() for line in metrics], where, tuned)
+        return costs.RunResult(summary, [line.to_json() for line in metrics], where, tuned)
 
     def _warn(self, metrics: list[RoundLine]) -> None:
         """Warns of what the newest line of metrics shows: noisy steps, a loss that diverges or stands still."""
@@ -279,7 +271,7 @@ class Run(ABC):
         fetched = [self._downloads.of(client) for client in gathered.clients]
         coordinator, current, count = self.coordinator, self.coordinator.current, len(gathered.clients)
         received = list(current.received.values())
-        numbers = exchanged(count, len(gathered.update_bytes), received, current.planned, fetched)
+        numbers = costs.exchanged(count, len(gathered.update_bytes), received, current.planned, fetched)
         if self.folder is not None and self.spec.answers:
             self.folder.add_answers(*written(number, coordinator, self.names))
         start = time.perf_counter()
@@ -320,10 +312,11 @@ class Run(ABC):
         measured = list(metrics[0].metrics)
         # the last line, but where a run is taken up that was to have had more rounds
         final = next(line for line in reversed(metrics) if all(name in line.metrics for name in measured)).metrics
-        numbers = mean_exchanged(rounds)
+        numbers = costs.mean_exchanged(rounds)
         phases = {"total": seconds}
-        for phase, spent in ((phase, spent) for line in metrics for phase, spent in line.seconds.items()):
-            phases[phase] = phases.get(phase, 0.0) + spent
+        for line in metrics:
+            for phase, spent in line.seconds.items():
+                phases[phase] = phases.get(phase, 0.0) + spent
         layout, mechanism = header.layout, mechanism_of(settings.method)
 
         def mean(key: str) -> float:
@@ -346,7 +339,7 @@ class Run(ABC):
             "baseline": dict(metrics[0].metrics),
             "final": {name: final[name] for name in measured},
             "best": best_rounds(metrics),
-            **by_client(metrics),
+            **costs.by_client(metrics),
             "payload_bytes_up": mean("bytes_up"),
             "payload_bytes_down": mean("bytes_down"),
             "frame_bytes": FRAME_BYTES,
@@ -362,7 +355,7 @@ class Run(ABC):
             "attack": attack,
             "privacy": None if mechanism is None else mechanism.spent(self.coordinator.counted),
             "seconds": phases,
-            "seconds_per_client": seconds_per_client(rounds),
+            "seconds_per_client": costs.seconds_per_client(rounds),
             "base_digest": header.base_digest,
             "weights_digest": metrics[-1].weights_digest,
             "orbit_bytes": orbit_bytes,

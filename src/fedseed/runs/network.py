@@ -5,6 +5,8 @@ The conversation with the clients is `NetworkCoordinator`; here it becomes a run
 
 import asyncio
 import concurrent.futures
+import json
+import time
 from collections.abc import Coroutine
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedseed.attacks.updates import SIMULATED
+from fedseed.durable import write_whole
 from fedseed.errors import NetworkError, RecipeError
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
@@ -29,7 +32,7 @@ from fedseed.runs import stopping
 from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Run
-from fedseed.runs.parties import ROSTER_FILE, names_beforehand, read_names, write_names
+from fedseed.runs.parties import ROSTER_FILE, names_beforehand, read_names
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import Restored
@@ -38,6 +41,7 @@ from fedseed.transport.base import Events, LogLostError, Transport
 T = TypeVar("T")
 MOST_TOLD = 50  # refusals by the server that are said
 PROOFS = "proofs"  # folder in that of a run: why clients are barred from secure sums
+SYNC_SECONDS = 1.0  # between writes to the disk of steps that the log has
 STATUS_SECONDS = 0.5  # that another thread waits for a coordinator that may be busy
 
 
@@ -89,6 +93,7 @@ class NetworkRun(Run):
             )
         self.spec = RunSpec.of(recipe, out)
         self._refusals = 0  # by the server
+        self._synced = 0.0
         self._loop = asyncio.new_event_loop()
         self._talk: NetworkCoordinator | None = None
         if exporter is not None:
@@ -129,7 +134,7 @@ class NetworkRun(Run):
         self.names = self._talk.roster.names
         if wanted.enrolment == "open" and not there:
             out.mkdir(parents=True, exist_ok=True)
-            write_names(enrolled, self.names)
+            write_whole(enrolled, (json.dumps(list(self.names), indent=1) + "\n").encode())
         self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation, recipe.bounds)
         if recipe.attack is not None:
             count = len(self.names)
@@ -178,7 +183,7 @@ class NetworkRun(Run):
         self.talk.tell(line)
         if self._exporter is not None:
             self._exporter.count(line)
-        if not log and self.store is not None and self.store.due:
+        if not log and time.monotonic() > self._synced + SYNC_SECONDS:
             self._sync()
 
     def examine(self, line: RoundLine, evaluate: bool) -> None:
@@ -199,6 +204,7 @@ class NetworkRun(Run):
         if self.folder is not None and self.store is not None:
             self.folder.sync()
             self.store.sync()
+            self._synced = time.monotonic()
 
     def finish(self) -> None:
         self._wait(self.talk.log.finish())

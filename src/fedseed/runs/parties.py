@@ -10,17 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import OwnData, TaskData
 
 ROSTER_FILE = "clients.json"  # in the folder of a run whose clients enrolled
-WHO = (
-    "who takes part is not said, and no site sees the others' files: name the clients in the recipe "
-    '(federation.clients = ["north", "south"]), or let them enrol (federation.enrolment = "open" with '
-    "federation.start_with)"
-)
 
 
 def names_beforehand(recipe: Recipe) -> list[str] | None:
@@ -39,7 +33,11 @@ def names_beforehand(recipe: Recipe) -> list[str] | None:
     if names is None:
         return None
     if len(names) < 2:
-        raise RecipeError(f'task.name = "{task.name}": {WHO}')
+        raise RecipeError(
+            f'task.name = "{task.name}": who takes part is not said, and no site sees the others\' files: name the '
+            'clients in the recipe (federation.clients = ["north", "south"]), or let them enrol '
+            '(federation.enrolment = "open" with federation.start_with)'
+        )
     settings.check(len(names))
     return names
 
@@ -53,11 +51,6 @@ def read_names(path: Path) -> list[str]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise RecipeError(f"{path}: a list of names is expected")
     return names
-
-
-def write_names(path: Path, names: Sequence[str]) -> None:
-    """Writes a list of names as `read_names` reads it."""
-    write_whole(path, (json.dumps(list(names), indent=1) + "\n").encode())
 
 
 def load_parties(recipe: Recipe) -> list[TaskData]:

@@ -7,12 +7,12 @@ from fedseed.errors import RecipeError
 from fedseed.models.architectures import LOADERS
 from fedseed.models.loading import outline, reach
 from fedseed.objectives.classification import ClassifiedText
-from fedseed.objectives.losses import Objective, Options
+from fedseed.objectives.losses import Options
 from fedseed.objectives.masked import Blank, Prompted
 from fedseed.objectives.prepared import about, idle, prepare
 from fedseed.objectives.rewarded import Asked
 from fedseed.objectives.tokens import Tokens
-from fedseed.runs.equipment import kind_for, objective_of, room_left
+from fedseed.runs.equipment import Equipment, equipped, kind_for, room_left
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Picture, TaskData
 from fedseed.text import first_line
@@ -26,15 +26,8 @@ class Shown(NamedTuple):
     note: str = ""  # what else there is to know, such as the other options
 
 
-class Preview(NamedTuple):
-    """What there is to see of a recipe's data."""
-
-    shown: list[Shown]
-    notes: tuple[str, ...]
-
-
-def preview(recipe: Recipe, client: str | None = None, examples: int = 2) -> Preview:
-    """Make a recipe's examples ready and look at some of them.
+def preview(recipe: Recipe, client: str | None = None, examples: int = 2) -> tuple[list[Shown], tuple[str, ...]]:
+    """Makes a recipe's examples ready; returns some of them as tokens, and notes about all.
 
     Args:
         recipe: the recipe.
@@ -48,7 +41,8 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2) -> Pre
     named = {one.name: one for one in data.clients}
     if client is not None and client not in named:
         raise RecipeError(f"--client {client}: there is no such client, but {', '.join(list(named)[:12])}")
-    objective, limit = _objective(recipe, data)
+    equipment = _equip(recipe, data)
+    objective, limit = equipment.objective, equipment.limit
     whose = named[client] if client is not None else data.clients[0]
     prepared = [prepare(objective, one.name, one.examples) for one in data.clients]
     shown = []
@@ -61,12 +55,11 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2) -> Pre
         for at, item in enumerate(items, 1):
             part = f", part {at} of {len(items)}" if len(items) > 1 else ""
             shown.append(_shown(f"{title}{part}", item, objective, example))
-    notes = (*data.notes, *idle(prepared), *about(prepared, limit))
-    return Preview(shown, notes)
+    return shown, (*data.notes, *idle(prepared), *about(prepared, limit))
 
 
-def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
-    """Returns what makes tokens of the examples, within the model's positions; and what makes one too long."""
+def _equip(recipe: Recipe, data: TaskData) -> Equipment:
+    """Returns what makes tokens of the examples, within the positions of the model, which has no weights here."""
     settings = recipe.model
     kind, head = kind_for(recipe, data)
     if kind.example is Picture:
@@ -74,47 +67,38 @@ def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
     code = settings.trust_remote_code
     model = outline(settings.base, trust_remote_code=code, architecture=kind.architecture, head=head)
     try:
-        processor = LOADERS[kind.architecture].processor(reach(settings.base), settings.trust_remote_code)
+        processor = LOADERS[kind.architecture].processor(reach(settings.base), code)
     except (OSError, ValueError, ImportError) as error:
         reason = first_line(error)
         raise RecipeError(f'model.base = "{settings.base}": its tokenizer can\'t be used ({reason})') from error
-    objective, _, limit = objective_of(recipe, data, kind, processor, room_left(recipe, model))
-    return objective, limit
-
-
-def _sequence(item: Any) -> Tokens:
-    """Returns what an item shows: its tokens, its right option's, or its text with the blank."""
-    if isinstance(item, Options):
-        return _sequence(item.sequences[item.gold])
-    if isinstance(item, ClassifiedText):
-        return Tokens(item.ids, len(item.ids), ((0, 0),))
-    if isinstance(item, Prompted):
-        return Tokens((*item.ids, item.words[item.gold]), len(item.ids))
-    if isinstance(item, Blank):
-        return Tokens(item.ids, item.mask, ((item.mask, item.mask + 1),))
-    if isinstance(item, Tokens):
-        return item
-    raise RecipeError(f"a preview shows tokens; these examples have none ({type(item).__name__})")
+    return equipped(recipe, data, kind, model, processor, room_left(recipe, model))
 
 
 def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
-    tokens = _sequence(item)
+    """Returns an item as tokens: its own, its right option's, or those of its text with the blank."""
+    tokens, counts, note = item, "", ""
+    if isinstance(item, Options | Prompted):
+        counts = "the loss is which option follows"
+        note = f"options: {' / '.join(option.strip() for option in example.options)}"
+    if isinstance(item, Options):
+        tokens = item.sequences[item.gold]
+        counts = "" if item.teacher_forcing else counts
+    elif isinstance(item, Prompted):
+        tokens = Tokens((*item.ids, item.words[item.gold]), len(item.ids))
+    elif isinstance(item, Blank):
+        tokens = Tokens(item.ids, item.mask, ((item.mask, item.mask + 1),))
+        counts, note = "the loss is which word stands there", f"words: {' / '.join(w.strip() for w in example.words)}"
+    elif isinstance(item, ClassifiedText):
+        tokens = Tokens(item.ids, len(item.ids), ((0, 0),))
+        counts, note = "the loss is which class it is", f"class: {item.gold}"
+    elif isinstance(item, Asked):
+        counts = "the reward is of what the model says after the prompt"
+    elif not isinstance(item, Tokens):
+        raise RecipeError(f"a preview shows tokens; these examples have none ({type(item).__name__})")
     learnt = {at for begin, end in tokens.learnt for at in range(begin, end)}
     texts = _texts(objective.tokenizer, tokens.ids)
     pieces = tuple((text, at in learnt) for at, text in enumerate(texts))
-    if isinstance(item, Options | Prompted):
-        counts = "the loss is which option follows"
-        if isinstance(item, Options) and item.teacher_forcing:
-            counts = f"{tokens.terms:,} of them count"
-        note = f"options: {' / '.join(option.strip() for option in example.options)}"
-    elif isinstance(item, Blank):
-        counts, note = "the loss is which word stands there", f"words: {' / '.join(w.strip() for w in example.words)}"
-    elif isinstance(item, Asked):
-        counts, note = "the reward is of what the model says after the prompt", ""
-    elif isinstance(item, ClassifiedText):
-        counts, note = "the loss is which class it is", f"class: {item.gold}"
-    else:
-        counts, note = f"{tokens.terms:,} of them count", ""
+    counts = counts or f"{tokens.terms:,} of them count"
     cut = f", {tokens.cut:,} more were cut" if tokens.cut else ""
     return Shown(f"{title}: {len(tokens.ids):,} tokens, {counts}{cut}", pieces, note)
 

@@ -56,25 +56,15 @@ Say = Callable[[str], None]
 
 @dataclass
 class Found:
-    """A rate, and how it was found.
+    """A rate, and how it was found."""
 
-    Args:
-        key: the recipe's key.
-        rate: the rate.
-        start: what slope and curvature say; None: nothing.
-        before: the base's loss on the validation examples.
-        trials: rate, rounds, and loss afterwards, in turn.
-        passes: forward and backward passes of all trials.
-        whole: those of the run itself.
-    """
-
-    key: str
+    key: str  # the recipe's
     rate: float
-    start: float | None = None
-    before: float = inf
-    trials: list[tuple[float, int, float]] = field(default_factory=list)
-    passes: int = 0
-    whole: float = inf
+    start: float | None = None  # what slope and curvature say; None: nothing
+    before: float = inf  # the base's loss on the validation examples
+    trials: list[tuple[float, int, float]] = field(default_factory=list)  # rate, rounds, loss afterwards, in turn
+    passes: int = 0  # forward and backward, of all trials
+    whole: float = inf  # those of the run itself
 
 
 def with_rate(recipe: Recipe, rate: float) -> Recipe:
@@ -240,11 +230,7 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print) ->
 
 
 def _climb(centre: float, before: float, measure: Callable[[float], float]) -> list[float]:
-    """Returns the two rates to try for longer, the better one first: upwards and downwards as long as it helps.
-
-    Where a third of a rate raises the loss by a third as much, it is the directions that lead uphill, by chance, and
-    not the rate that is too large: the rate would raise it by a ninth then. Nothing is to be learnt from smaller ones.
-    """
+    """Returns the two rates to try for longer, the better one first: upwards and downwards as long as it helps."""
     losses = {centre: measure(centre)}
     while len(losses) < MOST_TRIALS and losses[max(losses)] < before:
         edge = max(losses)
@@ -255,6 +241,8 @@ def _climb(centre: float, before: float, measure: Callable[[float], float]) -> l
         edge = min(losses)
         smaller, excess = edge / STEP, losses[edge] - before
         losses[smaller] = measure(smaller)
+        # where a third of a rate raises the loss by a third as much (too large a rate: by a ninth), it is directions
+        # that lead uphill, by chance: nothing is to be learnt from smaller ones
         if excess > 0 and losses[smaller] > before and excess < CHANCE * (losses[smaller] - before):
             return [edge, smaller]
         if losses[smaller] >= losses[edge] or (excess < 0 and losses[smaller] > min(losses.values())):
@@ -265,15 +253,10 @@ def _climb(centre: float, before: float, measure: Callable[[float], float]) -> l
 def _start(
     trials: _Trials, method: Method, rate: float, wanted: int, rounds: int, clients: int
 ) -> tuple[float | None, float, float]:
-    """Returns the rate that slope and curvature say along some steps (None: nothing), the base's loss, and a bold rate.
-
-    A bold rate moves the weights by a hundredth in such a step: where the loss bends downwards, or nothing can be seen
-    of a bend, there is no other scale.
-
-    Of a method that draws directions the slopes and curvatures along several steps are added up, each a run of its own:
-    along all of them at once the curvature would be that of what they have in common. A slope that is not downhill
-    even so is noise, and its size is taken.
-    """
+    """Returns the rate that slope and curvature say along some steps (None: nothing), the base's loss, a bold rate."""
+    # a bold rate moves the weights by a hundredth in such a step: without an upward bend there is no other scale;
+    # of drawn directions each step is a run of its own, for the curvature along all at once is that of what they
+    # have in common; a slope that is not downhill even so is noise, and its size is taken
     slopes, curvatures, here, looks, far, bold = 0.0, 0.0, inf, 0, 0.0, rate
     for attempt in range(MOST_LOOKS):
         try:

@@ -80,16 +80,8 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
     raise RecipeError(f"{what}{path}: tables and lists are nested more than {MOST_DEEP} deep: this is no recipe")
 
 
-def overridden(data: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Put the values of overrides, such as "method.directions=1000", into a recipe's tables.
-
-    Args:
-        data: the recipe, as it was read.
-        overrides: "key=value" pairs.
-
-    Raises:
-        RecipeError: an override has another form.
-    """
+def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Puts the values of overrides, such as "method.directions=1000", into a recipe's tables."""
     for pair in overrides:
         key, equals, text = pair.partition("=")
         keys = [k.strip() for k in key.split(".")]
@@ -106,18 +98,8 @@ def overridden(data: dict[str, Any], overrides: Sequence[str]) -> None:
             table[keys[-1]] = text.strip()  # bare text needs no quotes on a command line
 
 
-def load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path], trust: bool) -> None:
-    """Load the plug-ins given, and the recipe's if that is allowed; note all of them in `data`.
-
-    Args:
-        data: the recipe, as it was read.
-        path: its file.
-        given: plug-ins that were asked for apart from it.
-        trust: load what the recipe names, too.
-
-    Raises:
-        RecipeError: a plug-in can't be loaded, or may not be.
-    """
+def _load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path], trust: bool) -> None:
+    """Loads the plug-ins given, and those that the recipe names if it is trusted; notes all of them in `data`."""
     names = [load_plugin(source) for source in given]
     own = data.get("plugins", [])
     if not isinstance(own, list) or not all(isinstance(source, str) for source in own):
@@ -134,23 +116,17 @@ def load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path], 
         data["plugins"] = list(dict.fromkeys(names))
 
 
-def find_beside(data: dict[str, Any], folder: Path) -> None:
-    """Let the recipe's relative paths that lead somewhere from the folder of its file begin there.
-
-    Args:
-        data: the recipe, as it was read.
-        folder: where its file lies.
-    """
+def _find_beside(data: dict[str, Any], folder: Path) -> None:
+    """Lets the recipe's relative paths that lead somewhere from the folder of its file begin there."""
     for name, key in PLACES:
         table = data.get(name)
-        if not isinstance(table, dict) or not isinstance(place := table.get(key), str) or not place:
-            continue
-        if name == "model" and place in PACKAGED:
+        place = table.get(key) if isinstance(table, dict) else None
+        if not isinstance(place, str) or not place or (name == "model" and place in PACKAGED):
             continue
         with suppress(OSError):  # no path at all
             there = folder / place
             if there.exists() and there.resolve() != Path(place).expanduser().resolve():
-                table[key] = str(there)
+                data[name][key] = str(there)
 
 
 def from_anywhere(data: dict[str, Any]) -> dict[str, Any]:
@@ -162,8 +138,8 @@ def from_anywhere(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def take_auto(data: dict[str, Any]) -> None:
-    """Let learning_rate = "auto" of a method be `tune_rate`, and the rate what it is by default."""
+def _take_auto(data: dict[str, Any]) -> None:
+    """Lets learning_rate = "auto" of a method be `tune_rate`, and the rate what it is by default."""
     method = data.get("method")
     for table in (method, method.get("training") if isinstance(method, dict) else None):
         if isinstance(table, dict) and table.get("learning_rate") == "auto":
@@ -171,18 +147,8 @@ def take_auto(data: dict[str, Any]) -> None:
             data["tune_rate"] = True
 
 
-def place_reward(data: dict[str, Any], path: Path, trust: bool, folder: Path | None) -> None:
-    """Give the recipe's reward function the place of its file, if it may be run.
-
-    Args:
-        data: the recipe, as it was read.
-        path: its file.
-        trust: whether it may be run.
-        folder: where a relative path begins; None: where we work.
-
-    Raises:
-        RecipeError: it may not be run.
-    """
+def _place_reward(data: dict[str, Any], path: Path, trust: bool, folder: Path | None) -> None:
+    """Gives the recipe's reward function the place of its file, from a folder or here, if it may be run."""
     table = data.get("reward")
     function = table.get("function") if isinstance(table, dict) else None
     if not isinstance(table, dict) or not isinstance(function, str) or ":" not in function:
@@ -546,12 +512,12 @@ def read_recipe(
             raise RecipeError(f"{source}: no such recipe file, and no packaged recipe of this name; {_instead(path)}")
         path = packaged[str(source)]
     data = read_toml(path)
-    find_beside(data, path.parent)
-    overridden(data, overrides)
-    load_plugins(data, path, plugins, trust_plugins)
-    take_auto(data)
+    _find_beside(data, path.parent)
+    _override(data, overrides)
+    _load_plugins(data, path, plugins, trust_plugins)
+    _take_auto(data)
     typed = any(pair.partition("=")[0].replace(" ", "") == "reward.function" for pair in overrides)
-    place_reward(data, path, typed or trust_plugins, None if typed else path.parent)
+    _place_reward(data, path, typed or trust_plugins, None if typed else path.parent)
     try:
         recipe = Recipe.model_validate(data)
     except ValidationError as error:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 
@@ -44,7 +44,6 @@ from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.devices import limited, peak_on
 
 MOST_ATTEMPTS = 20  # of a round: clients that are at hand would do the same once more
-T = TypeVar("T")
 
 
 class _Everybody(Roster):
@@ -60,31 +59,16 @@ class _Everybody(Roster):
 
 @dataclass
 class _Now:
-    """A round that is being gathered.
+    """A round that is being gathered."""
 
-    Args:
-        asked: what is to be done: kind, by whom, message.
-        spent: the clients' work.
-        training: seconds of it.
-        vain: how often it was begun again.
-    """
-
-    asked: list[tuple[bytes, Collection[int], bytes]] = field(default_factory=list)
-    spent: Cost = field(default_factory=Cost)
-    training: float = 0.0
-    vain: int = 0
+    asked: list[tuple[bytes, Collection[int], bytes]] = field(default_factory=list)  # kind, by whom, message
+    spent: Cost = field(default_factory=Cost)  # the clients' work
+    training: float = 0.0  # seconds of it
+    vain: int = 0  # how often it was begun again
 
 
-class AtHand(Session):
-    """A coordinator's session with clients of its own process. What is broadcast is done when somebody waits for it.
-
-    Args:
-        hosted: all clients, with the model.
-        coordinator: the coordinator.
-        byzantine: what becomes of the answers of some; None: all are honest.
-        team: local workers that the clients are dealt to; None: there are none.
-        progress: shows the run going on.
-    """
+class _AtHand(Session):
+    """A coordinator's session with clients of its own process. What is broadcast is done when somebody waits for it."""
 
     largest = inf  # bytes of a message: none goes anywhere
     resend_seconds = inf
@@ -101,12 +85,11 @@ class AtHand(Session):
         self.byzantine = byzantine
         self.team = team
         self.masking: Masking | None = None
+        sizes = dict(enumerate(map(len, hosted.items.values())))
         if hosted.secure is not None:
-            sizes = {number: len(items) for number, items in enumerate(hosted.items.values())}
             self.masking = Masking(hosted.secure, hosted.worker.method, sizes, progress.warn)
         self.rounds = Rounds(self, _Everybody(hosted.names), coordinator, 0)
-        empty = (number for number, items in enumerate(hosted.items.values()) if not items)
-        self.rounds.idle.update(empty)  # a note says who
+        self.rounds.idle.update(number for number, size in sizes.items() if not size)  # a note says who
         self._begun: dict[int, bytes] = {}  # the plans that workers have, by client
         self._now = _Now()
 
@@ -195,12 +178,12 @@ class AtHand(Session):
         self.team.begin(orders)
 
 
-def _at_once(work: Coroutine[Any, Any, T]) -> T:
+def _at_once(work: Coroutine[Any, Any, Gathered]) -> Gathered:
     """Returns the result of what never waits for anything outside of this process; so it needs no event loop."""
     try:
         work.send(None)
     except StopIteration as done:
-        found: T = done.value
+        found: Gathered = done.value
         return found
     raise RuntimeError("the rounds of a simulation wait for something")
 
@@ -251,7 +234,7 @@ class Simulation(Run):
             memory = self.worker.memory.folder if self.method.remembers else None
             workers.expect(hosted.start, self.method.catch_up.replaces, memory)
             weakref.finalize(self, workers.close)  # of a simulation that never runs, too
-        self.clients = AtHand(self.hosted, self.coordinator, byzantine, self.team, self.progress)
+        self.clients = _AtHand(self.hosted, self.coordinator, byzantine, self.team, self.progress)
 
     @property
     def method(self) -> Method:

@@ -1,10 +1,7 @@
 """Early stopping: a run ends when some evaluations in a row have not brought a better validation loss.
 
 What counts are evaluations, as in FederatedScope, which FedMeZO's paper is built on (its rounds are patience times the
-rounds between evaluations), and as in the callbacks of other trainers. Rounds in between say nothing about the
-validation loss, so they neither use patience up nor give it back, and a run never ends at a round that was not
-evaluated.
-
+rounds between evaluations): rounds in between say nothing about the validation loss, and a run never ends at one.
 It looks at the lines of metrics and at nothing else, so a run that is taken up again stops where it would have stopped.
 """
 
@@ -12,7 +9,6 @@ from collections.abc import Sequence
 from math import inf, isfinite, isnan
 from typing import Any
 
-from fedseed.errors import RecipeError
 from fedseed.reports.results import RoundLine
 
 VALIDATION_LOSS = "validation_loss"
@@ -55,10 +51,6 @@ def diverged(metrics: Lines) -> int | None:
 def standing(metrics: Lines, rounds: int) -> tuple[int, float, float] | None:
     """Finds the first evaluation after a tenth of the rounds, if at that pace the loss will hardly move to the end.
 
-    Args:
-        metrics: the lines so far.
-        rounds: how many rounds there are to be.
-
     Returns:
         The round, the base's loss and the loss then; None: it moves, or there is no such evaluation yet.
     """
@@ -70,22 +62,8 @@ def standing(metrics: Lines, rounds: int) -> tuple[int, float, float] | None:
     return (number, first, loss) if abs(first - loss) * rounds < HARDLY * abs(first) * number else None
 
 
-def check(line: RoundLine, patience: int | None) -> None:
-    """Check that the base's evaluation has what a run is to be stopped by. Raises RecipeError."""
-    if patience is not None and VALIDATION_LOSS not in line.metrics:
-        raise RecipeError(
-            f'stopping: patience = {patience}, but the evaluation measures no "{VALIDATION_LOSS}" to stop by'
-        )
-
-
 def describe(metrics: Lines, patience: int | None, rounds: int) -> dict[str, Any] | None:
-    """Returns for the summary whether the run stopped early, its best round and that round's validation loss.
-
-    Args:
-        metrics: all lines.
-        patience: None: the run does not stop early.
-        rounds: how many there were to be.
-    """
+    """Returns for the summary whether the run stopped early, its best round and that round's validation loss."""
     if patience is None:
         return None
     number, loss = best(metrics)

@@ -8,7 +8,6 @@ with it when a coordinator starts.
 
 import base64
 import json
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,29 +32,17 @@ SAFETENSORS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16":
 
 @dataclass(frozen=True)
 class Weights:
-    """What `model.safetensors` in a run's folder holds.
+    """What `model.safetensors` in a run's folder holds."""
 
-    Args:
-        header: what the run is.
-        round: the last round that counts.
-        changed: the last round whose step was not empty.
-        data: the trained tensors' bytes, one after the other, in the layout's order.
-        digest: the weights' hex digest.
-    """
-
-    header: Header
-    round: int
-    changed: int
-    data: bytes
-    digest: str
+    header: Header  # what the run is
+    round: int  # the last round that counts
+    changed: int  # the last round whose step was not empty
+    data: bytes  # of the trained tensors, one after the other, in the layout's order
+    digest: str  # the weights', in hex
 
 
-def write_weights(path: Path, weights: Weights) -> None:
-    """Writes the file in place of an older one; it is on disk when this returns.
-
-    Raises:
-        StorageError: it can't be written; the older one is still there.
-    """
+def _write_weights(path: Path, weights: Weights) -> None:
+    """Writes the file in place of an older one; it is on disk when this returns."""
     header = base64.b64encode(begin(weights.header)).decode()
     about = {"round": weights.round, "changed": weights.changed, "digest": weights.digest, "header": header}
     table: dict[str, Any] = {"__metadata__": {"format": "pt", "fedseed": json.dumps(about)}}
@@ -72,7 +59,7 @@ def write_weights(path: Path, weights: Weights) -> None:
 
 
 def read_weights(path: Path) -> Weights:
-    """Reads what `write_weights` wrote. Raises OrbitError: it can't be read, is damaged, or is no such file."""
+    """Reads a file of weights. Raises OrbitError: it can't be read, is damaged, or is no such file."""
     try:
         data = path.read_bytes()
         start = 8 + int.from_bytes(data[:8], "little")
@@ -96,24 +83,14 @@ def _check(table: dict[str, Any]) -> str:
     return blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-SYNC_SECONDS = 1.0  # between writes to the disk of files that follow a log
-
-
 @dataclass(frozen=True)
 class Restored:
-    """Where an interrupted run was.
+    """Where an interrupted run was."""
 
-    Args:
-        round: the last round that counts.
-        contents: what each step to there holds.
-        records: what takes a model at its base to there.
-        unlogged: payloads of the steps that the log lacks.
-    """
-
-    round: int
-    contents: list[Content]
-    records: Sequence[Record] = ()
-    unlogged: Sequence[bytes] = ()
+    round: int  # the last round that counts
+    contents: list[Content]  # what each step to there holds
+    records: Sequence[Record] = ()  # what takes a model at its base to there
+    unlogged: Sequence[bytes] = ()  # payloads of the steps that the log lacks
 
 
 class StepStore(ABC):
@@ -149,16 +126,15 @@ class StepStore(ABC):
             FedseedError: a file is missing, damaged, of another run, or holds other steps than the log.
         """
 
-    def prepare(self, number: int) -> None:  # noqa: B027
-        """Writes what a step that is about to count does not say."""
+    def prepare(self, number: int) -> None:
+        """Writes what a step that is about to count does not say; that of the round before stays."""
+        if kept := self.coordinator.state_dict():
+            with replacing(self.folder / f"kept-{number}.npz") as temporary, open(temporary, "wb") as file:
+                np.savez(file, **kept)  # type: ignore[arg-type]
+            (self.folder / f"kept-{number - 2}.npz").unlink(missing_ok=True)
 
     def record(self, number: int, payload: bytes) -> None:
-        """Takes a step that counts; it is written when the weights' digest is known (`confirm`).
-
-        Args:
-            number: the round.
-            payload: the step's.
-        """
+        """Takes the step of a round that counts; it is written when the weights' digest is known (`confirm`)."""
         self._held = Record(number, payload)
 
     def confirm(self, digest: str) -> None:
@@ -174,11 +150,6 @@ class StepStore(ABC):
     def _write(self, record: Record, lazily: bool) -> None:
         """Write a step; where the log decides it need not be on disk yet if that may be done lazily."""
 
-    @property
-    def due(self) -> bool:
-        """Returns whether it is time for `sync`."""
-        return False
-
     def sync(self) -> None:  # noqa: B027
         """Bring everything to the disk."""
 
@@ -188,13 +159,6 @@ class StepStore(ABC):
 
     def release(self) -> None:  # noqa: B027
         """Close the file as it is."""
-
-    def _keep(self, number: int) -> None:
-        """Writes it, before the round counts; that of the round before stays."""
-        if kept := self.coordinator.state_dict():
-            with replacing(self.folder / f"kept-{number}.npz") as temporary, open(temporary, "wb") as file:
-                np.savez(file, **kept)  # type: ignore[arg-type]
-            (self.folder / f"kept-{number - 2}.npz").unlink(missing_ok=True)
 
     def _take_kept(self, number: int) -> None:
         """Take up what was kept after a round. Raises FedseedError."""
@@ -220,7 +184,6 @@ class OrbitStore(StepStore):
 
     name = "model.orbit"
     _writer: OrbitWriter | None = None
-    _synced = 0.0
 
     def restore(self, begun: bool, warn: Callable[[str], None]) -> Restored:
         """Read the orbit; it and the log are repaired from each other."""
@@ -273,20 +236,15 @@ class OrbitStore(StepStore):
     def prepare(self, number: int) -> None:
         """Write what the aggregation rule remembers."""
         if self.coordinator.keeps_outcomes:
-            self._keep(number)
+            super().prepare(number)
 
     def _write(self, record: Record, lazily: bool) -> None:
         assert self._writer is not None
         self._writer.append(record, sync=not (self.follows and lazily))
 
-    @property
-    def due(self) -> bool:
-        return self.follows and time.monotonic() > self._synced + SYNC_SECONDS
-
     def sync(self) -> None:
         assert self._writer is not None
         self._writer.sync()
-        self._synced = time.monotonic()
 
     def complete(self, digest: str) -> int | None:
         assert self._writer is not None
@@ -327,14 +285,13 @@ class WeightsStore(StepStore):
                 self._take_kept(number)
             return Restored(number, contents, records)
         if not self.path.exists():
-            if begun and self.follows:
+            if begun and not self.follows:
+                raise FedseedError(f"{self.folder}: {self.name} is missing, and with it what the run has learnt")
+            if begun:
                 if self.coordinator.private or self.coordinator.sums:  # clients would say more than they have said
                     raise FedseedError(f"{self.folder}: the server has lost this run's weights; start again elsewhere")
                 warn(f"{self.folder}: the server has lost this run's weights: all rounds are done again")
                 self._forget_kept()
-                return Restored(0, [])
-            if begun:
-                raise FedseedError(f"{self.folder}: {self.name} is missing, and with it what the run has learnt")
             return Restored(0, [])
         found = read_weights(self.path)
         if differences := found.header.differences(self.header):
@@ -354,9 +311,6 @@ class WeightsStore(StepStore):
             (contents[changed - 1],) = self.coordinator.catch_up([weights])
         return contents
 
-    def prepare(self, number: int) -> None:
-        self._keep(number)
-
     def _write(self, record: Record, lazily: bool) -> None:
         self._round = record.round
         if record.payload:
@@ -368,7 +322,7 @@ class WeightsStore(StepStore):
         weights = self.coordinator.weights
         if weights is not None:
             known = digest if digest != NO_DIGEST else self.header.digest_of(weights)
-            write_weights(self.path, Weights(self.header, self._round, self._changed, weights, known))
+            _write_weights(self.path, Weights(self.header, self._round, self._changed, weights, known))
 
     def complete(self, digest: str) -> int | None:
         self.confirm(digest)

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.models import PACKAGED, adapters
 from fedseed.models.heads import Head
+from fedseed.objectives.tokens import longest_input
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
 from fedseed.orbit.replay import equip, replay
 from fedseed.reports.results import best_rounds, read_lines, read_summary
-from fedseed.runs.equipment import equipped, evaluation_of
+from fedseed.runs.equipment import equipped, evaluation_of, kind_for
 from fedseed.runs.folder import CHAT_TEMPLATE
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.runs.store import read_weights
@@ -98,13 +99,9 @@ def find_source(name: str) -> Source:
 
 
 def open_tuned(
-    source: Source,
-    base: str | None = None,
-    upto: int | None = None,
-    device: str = "cpu",
-    progress: OnStep | None = None,
-    check_all: bool = False,
-) -> Tuned:
+    source: Source, base: str | None = None, upto: int | None = None, device: str = "cpu",
+    progress: OnStep | None = None, check_all: bool = False,
+) -> Tuned:  # fmt: skip
     """Load a tuned model.
 
     Args:
@@ -225,13 +222,9 @@ def _measured(source: Source, number: int) -> dict[str, Any]:
 
 
 def recipe_for(
-    source: Source,
-    recipe: str | None = None,
-    task: str | None = None,
-    overrides: Sequence[str] = (),
-    plugins: Sequence[str] = (),
-    trust_plugins: bool = False,
-) -> Recipe:
+    source: Source, recipe: str | None = None, task: str | None = None, overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (), trust_plugins: bool = False,
+) -> Recipe:  # fmt: skip
     """Returns the recipe whose task and evaluation a model is measured by.
 
     Args:
@@ -262,7 +255,14 @@ def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]
     Raises:
         RecipeError: the data can't be had, or do not fit the model.
     """
-    data = recipe.task.load()
-    equipment = equipped(recipe, data, tuned.model, tuned.processor)
+    from fedseed.models.architectures import LOADERS
+
+    data, (model, processor, *_) = recipe.task.load(), tuned
+    whole = model.get_base_model() if hasattr(model, "peft_config") else model
+    kind, _ = kind_for(recipe, data, whole.config.to_dict())
+    loader = LOADERS[kind.architecture]
+    if type(whole).__name__ not in loader.classes():
+        raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
+    equipment = equipped(recipe, data, kind, model, processor, longest_input(model))
     measure, notes = evaluation_of(recipe, equipment, data)
-    return measure(tuned.model), [*data.notes, *notes]
+    return measure(model), [*data.notes, *notes]

@@ -102,7 +102,7 @@ def verify(
         picked = sample(seed, Domain.SAMPLING, len(theirs), min(len(theirs), most or len(theirs)), number)
         for at in picked:
             wanted.setdefault(theirs[at], []).append(name)
-    plans, unlike, missing = retraced(orbit, answers, spec, wanted)
+    plans, unlike, missing = _retraced(orbit, answers, spec, wanted)
     checked, at = [], 0
     for number, names in sorted(wanted.items()):
         worker.catch_up(orbit.records[at : number - 1])
@@ -112,20 +112,16 @@ def verify(
             client = answers.names.index(name)
             plan = next(message for message, clients in plans[number].items() if client in clients)
             about = plan, client, hosted.items[name], answers.lines[number].answers[client]
-            checked.append(Checked(number, name, *computed_again(worker, *about)))
+            checked.append(Checked(number, name, *_computed_again(worker, *about)))
     worker.catch_up(orbit.records[at:])
     record = blake2b(orbit.end + answers.digest, digest_size=16).hexdigest()
     return Verified(orbit.last, unlike, missing, checked, worker.space.digest(), record)
 
 
-def retraced(
+def _retraced(
     orbit: Orbit, answers: Answers, spec: RunSpec, wanted: Collection[int]
 ) -> tuple[dict[int, dict[bytes, list[int]]], list[int], list[int]]:
-    """Do the coordinator's work again, with the answers on record in place of clients.
-
-    Returns:
-        The wanted rounds' plans, with the clients each is for; the rounds with another step; those without a record.
-    """
+    """Returns the wanted rounds' plans, by their clients; the rounds with another step; those without a record."""
     header, method, count = orbit.header, orbit.header.method, len(answers.names)
     settings = header.layout, header.seed, [0] * count, spec.per_round or count, spec.aggregation, spec.bounds
     coordinator = Coordinator(method, *settings)
@@ -180,38 +176,23 @@ def _coarse(worker: Worker) -> str | None:
     return None
 
 
-class Watched(LocalClient):
-    """A client that measures, and goes on from what is on record in place of that: float noise does not add up.
-
-    Args:
-        said: the scalars on record, in their order; none: it goes on from its own.
-        about: what a client is made of.
-    """
+class _Watched(LocalClient):
+    """A client that measures, and goes on from the scalars on record, if any: float noise does not add up."""
 
     def __init__(self, said: Sequence[float], *about: Any) -> None:
         super().__init__(*about)
         self.found: list[Any] = []  # what it has measured
         self._said = iter(said)
 
-    def estimates(
-        self, method: Any, basis: Any, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
-    ) -> list[Any]:
+    def estimates(self, *about: Any, **more: Any) -> list[Any]:
         """Keeps the estimates along some directions; returns those on record."""
-        found = super().estimates(method, basis, along, items, one_sided)
+        found = super().estimates(*about, **more)
         self.found += found
         return [Projection(next(self._said, one.rho), one.loss) if one.usable else one for one in found]
 
 
-def computed_again(worker: Worker, plan: bytes, client: int, items: Sequence[Any], kept: tuple[int, bytes]) -> Any:
-    """Returns what `Checked` has of one answer, which is computed at the weights before its round, where the worker is.
-
-    Args:
-        worker: the model.
-        plan: the round's message.
-        client: the client's number.
-        items: its examples.
-        kept: on record: how many examples it claims, and its update.
-    """
+def _computed_again(worker: Worker, plan: bytes, client: int, items: Sequence[Any], kept: tuple[int, bytes]) -> Any:
+    """Returns what `Checked` has of one answer; `kept`: on record, how many examples it claims, and its update."""
     method, message = worker.method, Message.decode(plan)
     about = About(method, worker.state, "update", message.round)
     if method.weighting == "examples" and kept[0] != len(items):
@@ -221,7 +202,7 @@ def computed_again(worker: Worker, plan: bytes, client: int, items: Sequence[Any
     except MessageError as error:
         return 0, 0, 0, "forged", str(error)
     said = [] if isinstance(logged, Coefficients) else logged.numbers(about).tolist()
-    one = Watched(said, worker.space, worker.objective, items, worker.seed, message.round, client)
+    one = _Watched(said, worker.space, worker.objective, items, worker.seed, message.round, client)
     try:
         update = method.train(worker.state, method.decode_plan(worker.state, message.payload), one)
     except NonFiniteError as error:
@@ -256,10 +237,8 @@ def _estimates(method: Method, about: About, found: Sequence[Any], update: Any, 
 
 
 def _coefficients(update: Coefficients, logged: Coefficients) -> Any:
-    """Compares answers of local training, block by block, in proportion to the block's coefficients.
-
-    How many there are may hang on a norm, rounded down: one more or less is noise, and divides all of them.
-    """
+    """Compares answers of local training, block by block, in proportion to the block's coefficients."""
+    # how many there are may hang on a norm, rounded down: one more or less is noise, and divides all of them
     worst = (-1.0, 0.0, 0.0, 0.0)
     if update.seed != logged.seed:
         return logged.seed, update.seed, 0, "forged", "other directions"

@@ -198,7 +198,7 @@ class Workers:
                 with self._lock:
                     if seat.process is None and not self._closing:
                         more = seat.number, self._load
-                        seat.process, seat.connection = self._start(main, *more, threads=self.threads)
+                        seat.process, seat.connection = self._start(_live, *more, threads=self.threads)
                 try:
                     return None if work is None else self._done(seat, work)
                 except _DiedError:
@@ -210,12 +210,7 @@ class Workers:
             self._free.put(seat)
 
     def _done(self, seat: Seat, work: Work) -> Any:
-        """Returns the result of a piece of work.
-
-        Raises:
-            FedseedError: the worker has died, or has loaded another model.
-            Exception: what it has raised.
-        """
+        """Returns the result of a piece of work. Raises what the worker has; FedseedError: its model is another."""
         if seat.start is None:
             seat.start = _heard(seat).result
         if seat.start != self._expected:
@@ -233,12 +228,7 @@ class Workers:
 
 
 def _heard(seat: Seat, order: Order | None = None) -> Done:
-    """Gives a worker an order, if there is one, and returns what it says next.
-
-    Raises:
-        FedseedError: it has died.
-        Exception: what it has raised.
-    """
+    """Gives a worker an order, if there is one, and returns what it says next. Raises what it has, or _DiedError."""
     try:
         if order is not None:
             tell(seat.connection, order)
@@ -267,15 +257,8 @@ def _how(code: int) -> str:
     return f"killed by {name}" + (", as a system out of memory does" if name == "SIGKILL" else "")
 
 
-def main(orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], number: int, load: bytes) -> None:
-    """Loads the model and does one piece of work after the other: the life of a worker's process.
-
-    Args:
-        orders: what to do.
-        say: tells the run's process what came of it.
-        number: the worker's, from 0; on a machine with GPUs it decides which one is its.
-        load: a pickled function that returns a `Hosted` of all clients.
-    """
+def _live(orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], number: int, load: bytes) -> None:
+    """Loads the model and does one piece of work after the other: the life of the process of a worker, from 0."""
     try:
         import torch  # which takes its time, as all does that needs it
 

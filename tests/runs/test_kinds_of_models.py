@@ -1,4 +1,4 @@
-"""Recipes on encoder-decoders and sequence classifiers: a round of each kind of method, replayed; what does not fit."""
+"""Recipes on encoder-decoders and classifiers: a round of each kind of method, replayed; what does not fit."""
 
 import pytest
 import torch
@@ -7,9 +7,13 @@ from fedseed import Federation, Orbit
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
-from support.command import fedseed
+from fedseed.runs.recipe import packaged_recipes
+from support.command import fedseed, well
 from support.instruction_files import write_lines
+from support.pictures import write_cifar10
 from support.text_bases import write
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
 
 ADJECTIVES = ["great", "bad", "good", "terrible"]
 ROWS = [(f"the film was {ADJECTIVES[i % 4]}", ["positive", "negative"][i % 2]) for i in range(20)]
@@ -115,3 +119,40 @@ def test_what_does_not_fit_is_said(place):
         Federation.from_file(recipe(place, "bert", "answers"))
     with pytest.raises(RecipeError, match="the model is LlamaForCausalLM; the task needs an encoder-decoder"):
         Federation.from_file(recipe(place, "llama", "answers"), ["model.architecture=seq2seq"])
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_feedsign_learns_all_digits_from_a_base_that_knew_half(tmp_path):
+    settings = ["rounds=500", "evaluation.every=500", "method.learning_rate=0.01", "task.evaluate_on=validation"]
+    summary = Federation.from_file("digits-feedsign", settings, out=tmp_path / "run").run().summary
+    assert summary["parameters"] == 650 and summary["payload_bytes_up"] == 1
+    assert summary["baseline"]["accuracy"] < 30 and summary["final"]["accuracy"] > 75
+
+
+def test_the_command_line_replays_onto_the_base_with_its_new_head(tmp_path):
+    run = tmp_path / "run"
+    short = ["rounds=3", "evaluation.every=3", "task.evaluation=30", "task.partition.kind=dirichlet"]
+    summary = Federation.from_file("digits-feedsign", [*short, "task.classes=[5, 6, 7, 8, 9]"], out=run).run().summary
+    assert summary["data_notes"][1].endswith("(dirichlet)")
+    assert summary["final"]["loss"] != summary["baseline"]["loss"]
+    for words in (["verify", "--replay"], ["replay", "--out", tmp_path / "tuned"]):
+        assert summary["weights_digest"] in well("orbit", words[0], run / "model.orbit", *words[1:]).stdout
+    tuned, processor = load_model(str(tmp_path / "tuned"))
+    assert list(tuned.config.id2label.values()) == list("56789") and processor.size["height"] == 32
+    assert Orbit.open(run / "model.orbit").header.classes == tuple("56789")
+
+
+def test_what_does_not_fit_pictures_is_said_before_the_run(tmp_path):
+    cifar, published = write_cifar10(tmp_path / "cifar"), next(name for name in packaged_recipes() if "cifar" in name)
+    for name, settings, why in (
+        (published, f"model.base=digits task.path={cifar}", "has 3 channels, the model's image processor takes 1"),
+        ("digits-feedsign", "model.base=small", 'model.base = "small": the model is .*an image classifier'),
+        ("digits-feedsign", "model.trainable=heads", r"model\.trainable"),
+        ("digits-feedsign", "task.clients=700 federation.per_round=5", "clients = 700: 697 examples are not enough"),
+        ("small-feedsign", "model.trainable=head", "no parameters outside of its backbone"),
+    ):
+        with pytest.raises(RecipeError, match=why):
+            Federation.from_file(name, settings.split())
