@@ -116,12 +116,12 @@ def until(true, seconds, what):
     return value
 
 
-async def until_async(true, seconds, what):
+async def until_async(true, seconds=60, what="it does not come"):
     """The same where an event loop goes on meanwhile."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, what
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.005)
 
 
 class Line:

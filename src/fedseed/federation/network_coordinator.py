@@ -43,14 +43,14 @@ def summing(session: Session, settings: SecureSums, names: Sequence[str], common
     Who was barred in an earlier coordinator's time is so from the beginning.
     """
     from fedseed.federation.secure import SecureCoordinator
-    from fedseed.privacy.secure.proofs import kept
+    from fedseed.privacy.secure.summing import kept_proofs
 
     if (problem := settings.unknown(names)) is not None:
         raise ValueError(problem)
     made = SecureCoordinator(settings, *common)
     made.summing.known = settings.known({name: number for number, name in enumerate(names)})
     if session.settings.proofs is not None:
-        made.summing.barred, others = kept(session.settings.proofs, made.summing.known)
+        made.summing.barred, others = kept_proofs(session.settings.proofs, made.summing.known)
         for path in others:
             session.progress.warn(f"{path} shows nothing, so nobody is barred by it")
     return made

@@ -18,8 +18,7 @@ from fedseed.federation.secure import Masking, SecureCoordinator
 from fedseed.federation.session import RESEND_SECONDS, Late, Session, Wait
 from fedseed.privacy.secure import LostError, OpenedBeforeError, TooFewError
 from fedseed.privacy.secure.messages import Phase, Terms, unframed
-from fedseed.privacy.secure.proofs import keep
-from fedseed.privacy.secure.summing import Asking
+from fedseed.privacy.secure.summing import Asking, keep_proof
 from fedseed.text import shown
 
 T = TypeVar("T")
@@ -167,7 +166,7 @@ class SecureTalk:
             self._named.add(client)
             self.session.rejected.add(self.roster.names[client], barred[client].reason)
             if self.session.settings.proofs is not None:
-                keep(self.session.settings.proofs, client, barred[client])
+                keep_proof(self.session.settings.proofs, client, barred[client])
         for client, why in doubted.items():
             self.session.rejected.add(self.roster.names[client], why)
             seconds = max(RESEND_SECONDS, self._waited)

@@ -57,13 +57,11 @@ class FlowerTransport(MemoryTransport):
         grid: Flower's Grid.
         run: the run's name.
         patience: seconds after which a node that has not answered is given up.
-        again: seconds until a node that has failed is asked again; None: AGAIN_SECONDS.
     """
 
-    def __init__(self, grid: Any, run: str, patience: float = 600.0, again: float | None = None) -> None:
+    def __init__(self, grid: Any, run: str, patience: float = 600.0) -> None:
         super().__init__(run)
-        self._grid = grid
-        self._patience, self._again = patience, AGAIN_SECONDS if again is None else again
+        self._grid, self._patience = grid, patience
         self._nodes: dict[int, _Node] = {}
         self._node_of: dict[str, int] = {}  # by client
         self._there: set[int] = set()
@@ -72,9 +70,6 @@ class FlowerTransport(MemoryTransport):
 
     async def coordinator(self, events: Events = QUIET) -> "FlowerCoordinator":
         return FlowerCoordinator(self._run, self._shared, self, events)
-
-    async def client(self, name: str, events: Events = QUIET) -> MemoryClient:
-        raise NetworkError("clients of a Flower run are its nodes (fedseed.flower.client_app)")
 
     def begin(self, end: "FlowerCoordinator", rejected: Rejected) -> None:
         """Adds a coordinator that listens; with the first one, exchanges begin."""
@@ -136,7 +131,7 @@ class FlowerTransport(MemoryTransport):
         self._there = set(await asyncio.to_thread(self._grid.get_node_ids))
         for number in self._there - self._nodes.keys():
             self._nodes[number] = _Node(number)
-        for number in [number for number in self._nodes if number not in self._there]:
+        for number in self._nodes.keys() - self._there:
             await self._forget(self._nodes.pop(number))
 
     async def _forget(self, node: _Node) -> None:
@@ -262,7 +257,7 @@ class FlowerTransport(MemoryTransport):
         """Notes that a node has not answered as it should; asked again later, it hears what it has missed."""
         node.failed, node.restless = node.failed + 1, 0
         self._tell_again(node, told)
-        node.urgent, node.again = True, time.monotonic() + self._again
+        node.urgent, node.again = True, time.monotonic() + AGAIN_SECONDS
         node.blobs, node.have = {}, 0
         node.why = shown(why)
         name = f"node {node.number}" if node.proxy is None else node.proxy.owner

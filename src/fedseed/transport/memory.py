@@ -173,14 +173,10 @@ class MemoryEnd(Beside):
         with shared.lock:
             shared.ends.append(self)
 
-    def stir(self) -> None:
-        """Let those who follow the log look again."""
-        self._call(self.hand_out)
-
     def _call(self, act: Callable[[], object]) -> None:
-        """Do something in this end's event loop, from whatever thread."""
+        """Do something in this end's event loop, from whatever thread, unless it is closed by then."""
         with suppress(RuntimeError):  # its loop is closed: nobody is there any more
-            self._loop.call_soon_threadsafe(act)
+            self._loop.call_soon_threadsafe(lambda: None if self._closed else act())
 
     async def status(self, seconds: float) -> bytes | None:
         return await self._answer([one.tell_status for one in self._shared.listeners(MemoryCoordinator)], seconds)
@@ -192,7 +188,7 @@ class MemoryEnd(Beside):
         answer: asyncio.Future[bytes] = self._loop.create_future()
 
         def reply(data: bytes) -> None:
-            self._call(lambda: None if answer.done() or self._closed else answer.set_result(data))
+            self._call(lambda: None if answer.done() else answer.set_result(data))
 
         for ask in asked:
             ask(reply)
@@ -222,7 +218,7 @@ class MemoryClient(MemoryEnd, base.ClientEnd):
 
     def tell(self, data: bytes) -> None:
         """Something was broadcast."""
-        self._call(lambda: None if self._closed else self._take(data))
+        self._call(lambda: self._take(data))
 
     def _asked(self, client: str, what: str, data: bytes) -> list[Callable[[Reply | None], None]]:
         """Returns what tells each coordinator."""
@@ -249,11 +245,11 @@ class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd):
 
     def tell(self, sender: str, what: str, data: bytes, reply: Reply | None) -> None:
         """A client has sent something."""
-        self._call(lambda: None if self._closed else self._mail.put_nowait((sender, what, data, reply)))
+        self._call(lambda: self._mail.put_nowait((sender, what, data, reply)))
 
     def tell_status(self, reply: Reply) -> None:
         """Somebody asks."""
-        self._call(lambda: None if self._closed else reply(self._status()))
+        self._call(lambda: reply(self._status()))
 
     async def _read_mail(self, receive: base.Receive) -> None:
         while True:
@@ -306,7 +302,7 @@ class MemoryLogWriter(base.LogWriter):
                 raise base.Fenced(log[self.last] if len(log) > self.last else None)
             log.append(_copy(entry))
             for end in self.shared.ends:
-                end.stir()
+                end._call(end.hand_out)
 
     async def finish(self) -> None:
         self.shared.over = True

@@ -4,8 +4,10 @@ Who has a key signs what it sends, and believes only what is signed (signatures.
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
 from typing import ClassVar
 
 import nats.errors
@@ -45,39 +47,33 @@ def explained(what: str) -> Iterator[None]:
         raise NetworkError(f"{what}: {error or type(error).__name__}") from error
 
 
+@dataclass(eq=False)
 class NatsEnd(ObjectsEnd):
-    """What the ends have in common.
+    """What the ends have in common."""
 
-    Args: those of `ObjectsEnd`, and
-        events: told what happens.
-    """
+    events: base.Events  # told what happens
 
     largest = 256 * 1024  # a server takes 1 MiB by default
     asks_as: ClassVar[str] = "watcher"  # for the status
     silences: ClassVar[int] = 2  # of the server, a second apart, before there is no coordinator: one may come back
 
-    def __init__(
-        self, connection: Guarded, subjects: Subjects, owner: str | None, signatures: Signatures, events: base.Events
-    ) -> None:
-        super().__init__(connection, subjects, owner, signatures)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._followers: list[LogFollower] = []
         self._head: tuple[int, bytes] | None = None  # of the log's chain, at the last entry that was read
-        self._events = events
         self._told: set[str] = set()
-        if signatures.coordinator is None:
-            why = "the key file does not name the coordinator's key" if signatures.own is not None else "no key"
+        if self.signatures.coordinator is None:
+            why = "the key file does not name the coordinator's key" if self.signatures.own is not None else "no key"
             self.unproven = f"{why}: it is not proven that what comes is the coordinator's ({MORE})"
 
     async def status(self, seconds: float) -> bytes | None:
         found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        silences = 0
+        silences = itertools.count(1)
 
         async def take(message: Msg) -> None:
-            nonlocal silences
             if not found.done():
                 if (message.headers or {}).get("Status") == NOBODY_LISTENS and message.subject == inbox:
-                    silences += 1
-                    if silences == self.silences:
+                    if next(silences) == self.silences:
                         found.set_result(None)
                 elif self.signatures.of_coordinator(message.subject, message.data, message.headers):
                     found.set_result(message.data)
@@ -101,11 +97,6 @@ class NatsEnd(ObjectsEnd):
                     await subscription.unsubscribe()
 
     async def log(self) -> base.Log | None:
-        """Returns the stream's last sequence number, and whether its description says that it was ended.
-
-        Raises:
-            NetworkError: JetStream is missing, or this key may not ask.
-        """
         try:
             info = await self.connection.jetstream(timeout=REQUEST_SECONDS).stream_info(self.subjects.stream)
             return base.Log(int(info.state.last_seq), info.config.description == OVER)
@@ -151,11 +142,11 @@ class NatsEnd(ObjectsEnd):
     def _log_lost(self, for_good: bool) -> None:
         lost = base.LogLostError(self.subjects.run)
         if for_good:
-            self._events.failed(
+            self.events.failed(
                 NetworkError(f"{lost}, and nobody has put it there again: start `fedseed serve`, then this again")
             )
         else:
-            self._events.noted(
+            self.events.noted(
                 f"{lost}: waiting until it is put there again by `fedseed serve`, at most {LOST_SECONDS:.0f} s"
             )
 
@@ -163,7 +154,7 @@ class NatsEnd(ObjectsEnd):
         """Say something once."""
         if text not in self._told:
             self._told.add(text)
-            self._events.noted(text)
+            self.events.noted(text)
 
     async def close(self) -> None:
         for follower in self._followers:

@@ -48,13 +48,6 @@ class Turns(Generic[T]):
     _sizes: Counter[Hashable] = field(default_factory=Counter)  # bytes of each line
     _some: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __len__(self) -> int:
-        """Returns how many messages wait."""
-        return sum(map(len, self._lines.values()))
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
     def put(self, whose: Hashable, message: T, size: int) -> None:
         """Adds a message that waits, or drops this one or others where there is no room.
 
@@ -154,7 +147,7 @@ class Hearing(Working):
     async def _keep_looking(self) -> None:
         turn = 0
         while True:
-            if not self._turns:  # waiting for the next message lets others have their turn
+            if not self._turns.bytes:  # waiting for the next message lets others have their turn
                 turn = 0
             said = await self._turns.next()
             try:

@@ -125,9 +125,7 @@ class SecureSums(BaseModel):
         return None
 
 
-def secure_problem(
-    settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None = None
-) -> str | None:
+def secure_problem(settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None) -> str | None:
     """Returns why secure sums can't be had; None: they can.
 
     Args:
