@@ -19,8 +19,8 @@ from fedseed.methods import FeedSign
 from fedseed.reports.progress import Silent
 from fedseed.transport import transport
 from fedseed.transport.base import Access, Events
+from fedseed.transport.nats import UNSENT_BYTES
 from fedseed.transport.nats_connection import connect
-from fedseed.transport.nats_hearing import UNSENT_BYTES
 from fedseed.transport.nats_objects import CHUNK_BYTES, PLACE
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects

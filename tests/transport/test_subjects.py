@@ -31,11 +31,8 @@ def test_what_is_nobodys_token(part):
 def test_the_names_on_a_server_stay_what_they_are():
     """Clients and coordinators of earlier versions meet under these."""
     subjects = Subjects("run-1")
-    assert (subjects.log, subjects.down, subjects.status) == (
-        "fedseed.run-1.log",
-        "fedseed.run-1.down",
-        "fedseed.run-1.status",
-    )
+    names = {name: getattr(subjects, name) for name in ("log", "down", "status", "entries")}
+    assert names == {name: f"fedseed.run-1.{name}" for name in names}
     assert subjects.up("a b", "update") == "fedseed.run-1.up.a=20b.update"
     assert (subjects.inbox("a b"), subjects.stream) == ("fedseed.run-1.in.a=20b", "fedseed--run-1")
     assert (subjects.bucket(), subjects.bucket("c_1")) == ("fedseed--run-1--down", "fedseed--run-1--up--c_1")

@@ -69,7 +69,7 @@ class FlowerTransport(MemoryTransport):
         self._task: asyncio.Task[None] | None = None
 
     async def coordinator(self, events: Events = QUIET) -> "FlowerCoordinator":
-        return FlowerCoordinator(self._run, self._shared, self, events)
+        return FlowerCoordinator(self._shared, self, events)
 
     def begin(self, end: "FlowerCoordinator", rejected: Rejected) -> None:
         """Adds a coordinator that listens; with the first one, exchanges begin."""
@@ -214,7 +214,7 @@ class FlowerTransport(MemoryTransport):
         if node.proxy is None:
             if (other := self._speaks(node, reply.client)) is not None:
                 raise MessageError(f"it goes by the name of {reply.client}, for which node {other} speaks already")
-            node.proxy = MemoryClient(self._run, self._shared, reply.client, QUIET)
+            node.proxy = MemoryClient(self._shared, reply.client, QUIET)
             await node.proxy.listen(node.told.append)
         for name, data in zip(reply.stored, reply.contents, strict=True):
             self._shared.store(node.proxy.owner, name, data)
@@ -276,8 +276,8 @@ class FlowerCoordinator(MemoryCoordinator):
     lasting = False
     resend_seconds = float("inf")  # Flower delivers, or says that it can't
 
-    def __init__(self, run: str, shared: Shared, nodes: FlowerTransport, events: Events) -> None:
-        super().__init__(run, shared, None, events)
+    def __init__(self, shared: Shared, nodes: FlowerTransport, events: Events) -> None:
+        super().__init__(shared, None, events)
         self._nodes = nodes
 
     def fail(self, why: str) -> None:

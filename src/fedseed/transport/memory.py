@@ -21,7 +21,8 @@ Reply = Callable[[bytes], None]
 class Shared:
     """What a server would keep of a run, and who is connected."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: str) -> None:
+        self.run = run
         self.lock = threading.RLock()
         self.ends: list[MemoryEnd] = []
         self.forget()
@@ -75,37 +76,31 @@ class MemoryTransport(base.Transport):
     """The way to a run whose ends are all in this process."""
 
     def __init__(self, run: str) -> None:
-        self._run, self._shared = run, Shared()
+        self._shared = Shared(run)
 
     async def coordinator(self, events: base.Events = base.QUIET) -> "MemoryCoordinator":
-        return MemoryCoordinator(self._run, self._shared, None, events)
+        return MemoryCoordinator(self._shared, None, events)
 
     async def client(self, name: str, events: base.Events = base.QUIET) -> "MemoryClient":
-        return MemoryClient(self._run, self._shared, name, events)
+        return MemoryClient(self._shared, name, events)
 
     async def watcher(self) -> "MemoryEnd":
-        return MemoryEnd(self._run, self._shared, None, base.QUIET)
+        return MemoryEnd(self._shared, None, base.QUIET)
 
 
 class Beside(base.End):
-    """An end in the process that keeps what it reads: a run's log, and blobs.
-
-    Args:
-        run: the run's name.
-        shared: what is kept.
-    """
+    """An end in the process that keeps what it reads: a run's log, and blobs."""
 
     largest = 256 * 1024
 
-    def __init__(self, run: str, shared: Shared) -> None:
-        self._run = run
+    def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._following: dict[object, tuple[int, base.Take]] = {}  # who reads the log: the last entry it has had
         self._closed = False
 
     def _open(self) -> None:
         if self._closed:
-            raise NetworkError(f"the connection to run {self._run} is closed")
+            raise NetworkError(f"the connection to run {self._shared.run} is closed")
 
     async def _reach(self) -> Shared:
         """Returns what is kept, once it is sure to be the newest. Raises NetworkError if the end is closed."""
@@ -145,7 +140,7 @@ class Beside(base.End):
         if blob is None:
             raise MessageError(f"the object {name} can't be had: it is not there")
         if len(blob) != size:
-            raise MessageError(f"an object of {len(blob)} bytes, {size:,} were announced")
+            raise MessageError(f"an object of {len(blob):,} bytes, {size:,} were announced")
         return blob
 
     async def close(self) -> None:
@@ -157,7 +152,6 @@ class MemoryEnd(Beside):
     """An end at a hub.
 
     Args:
-        run: the run's name.
         shared: the run.
         owner: whose blobs are put here; None: the coordinator's.
         events: told if the end can't go on; it is never interrupted.
@@ -165,8 +159,8 @@ class MemoryEnd(Beside):
 
     hears = False  # whether it listens
 
-    def __init__(self, run: str, shared: Shared, owner: str | None, events: base.Events) -> None:
-        super().__init__(run, shared)
+    def __init__(self, shared: Shared, owner: str | None, events: base.Events) -> None:
+        super().__init__(shared)
         self.owner = owner
         self._events = events
         self._loop = asyncio.get_running_loop()
@@ -269,7 +263,7 @@ class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd):
         with shared.lock:
             if last is None and shared.log is None:
                 shared.log = []
-        return MemoryLogWriter(self._run, last or 0, shared)
+        return MemoryLogWriter(shared.run, last or 0, shared)
 
     async def allow(self, owner: str | None, most: int | None) -> None:
         shared = await self._reach()

@@ -31,7 +31,6 @@ IN_A_ROW = 8  # messages that are looked at before others get a turn, and more a
 PENDING_BYTES = 16 << 20  # of messages that wait to be looked at; what exceeds them is dropped, and sent again
 STATUS_SECONDS = 0.1  # between two answers about the status: many may ask
 PENDING_QUESTIONS = 4 << 20  # bytes of questions for the status that wait: questions may be empty
-UNSENT_BYTES = 1 << 20  # of answers, beyond which nobody is answered until they are on their way
 TOO_MANY = "one of too many messages at once: it was not looked at"
 
 Answer = Callable[[str, bytes], Awaitable[None]]  # subject, data
@@ -200,12 +199,6 @@ class Questions(Working):
             for name in RESERVED:
                 await self.answer(self.subjects.statuses(name), answer)
             await asyncio.sleep(STATUS_SECONDS)
-
-
-async def room_to_send(connection: Client) -> None:
-    """Waits until the server has taken what it was sent, so that ten thousand answers go as fast as it reads."""
-    while connection.pending_data_size > UNSENT_BYTES and connection.is_connected:
-        await asyncio.sleep(0.001)
 
 
 @dataclass(eq=False)

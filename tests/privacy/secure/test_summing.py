@@ -30,6 +30,13 @@ def plain(clients):
     return sum((VALUES[c] for c in clients), start=np.zeros(5, FORM.dtype))
 
 
+def opened(room, *about, **more):
+    """Whose vectors are in the sum of a whole round, which is the plain one."""
+    total, survivors = room.total(VALUES, *about, **more)
+    assert (total == plain(survivors)).all()
+    return survivors
+
+
 # -- the parts -------------------------------------------------------------------------------------------------------
 
 
@@ -106,8 +113,7 @@ def test_below_the_threshold_nothing_is_opened_and_the_round_can_be_repeated(mom
         room.total(VALUES)
     assert not any(phase is Phase.OPEN for _, phase, _ in room.heard)  # nobody was even asked for a share
     room.gone = {}
-    total, survivors = room.total(VALUES, attempt=1)
-    assert survivors == [0, 1, 2, 3, 4] and (total == plain(survivors)).all()
+    assert opened(room, attempt=1) == [0, 1, 2, 3, 4]
 
 
 def test_a_round_is_lost_if_too_few_say_their_shares_and_the_next_one_goes_on():
@@ -120,8 +126,7 @@ def test_a_round_is_lost_if_too_few_say_their_shares_and_the_next_one_goes_on():
     room.gone = {}
     with pytest.raises(OpenedBeforeError):
         room.prepare(1, 1)
-    total, survivors = room.total(VALUES, 2)
-    assert survivors == [0, 1, 2, 3, 4] and (total == plain(survivors)).all()
+    assert opened(room, 2) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, "vector"])
@@ -131,8 +136,7 @@ def test_a_threshold_of_two_opens_no_sum_of_two_and_no_client_signs_one(moment):
     with pytest.raises(TooFewError, match=r"2 clients .*: 3 are needed"):
         room.total(VALUES)
     room.gone = {Phase.OPEN: [2]}
-    total, survivors = room.total(VALUES, attempt=1)  # two say their shares: of a sum of three
-    assert survivors == [0, 1, 2] and (total == plain(survivors)).all()
+    assert opened(room, attempt=1) == [0, 1, 2]  # two say their shares: of a sum of three
     room, _ = ready(clients=3, threshold=2)
     with pytest.raises(MessageError, match="2 survivors: 3 are needed"):
         signed_by(room, [0], [0, 1])
@@ -144,15 +148,14 @@ def test_keys_last_for_some_rounds_and_serve_once():
     for round in range(1, 8):
         room.gone = {"vector": [2]} if round == 2 else {}
         setups.add(room.prepare(round).terms.setup)
-        total, survivors = room.total(VALUES, round)
-        assert (total == plain(survivors)).all()
+        opened(room, round)
         assert (room.summing.setup is None) == (round == 2)  # whoever comes back may have lost its keys
     assert len(setups) == 3
     with pytest.raises(MessageError, match="another vector was masked"):
         room.clients[0].masked(7, 0, VALUES[1])
     assert room.clients[0].masked(7, 0, VALUES[0]) == room.clients[0].masked(7, 0, VALUES[0])
-    total, survivors = room.total(VALUES, 8, clients=[0, 2, 3])  # others: new keys, though there were some left
-    assert survivors == [0, 2, 3] and room.summing.setup.terms.setup not in setups
+    assert opened(room, 8, clients=[0, 2, 3]) == [0, 2, 3]  # others: new keys, though there were some left
+    assert room.summing.setup.terms.setup not in setups
 
 
 # -- who breaks the rules --------------------------------------------------------------------------------------------
@@ -217,8 +220,8 @@ def test_a_coordinator_that_tampers_with_what_it_carries_frames_nobody():
         return ask[:9] + numbers(members) + b"".join(parts)
 
     room.asked = asked
-    total, survivors = room.total(VALUES)
-    assert (total == plain(survivors)).all() and not room.summing.barred
+    opened(room)
+    assert not room.summing.barred
     assert room.summing.doubted == {0: "its answer is not signed with its key"}
 
 
@@ -387,8 +390,7 @@ def test_a_client_that_is_started_again_remembers_what_it_has_opened(tmp_path):
     for round in (1, 3):
         with pytest.raises(OpenedBeforeError, match=f"round {round} or a later one was opened before"):
             room.prepare(round, 1, [0, 1, 2, 3])
-    total, _ = room.total(VALUES, 4)
-    assert (total == plain(range(5))).all()
+    assert opened(room, 4) == [0, 1, 2, 3, 4]
 
 
 def test_what_cant_be_remembered_is_not_opened(tmp_path, monkeypatch):
@@ -422,8 +424,7 @@ def test_known_identities_stop_a_coordinator_that_speaks_for_the_others():
     """A coordinator between the clients has keys of its own for each; only who knows theirs can tell."""
     room = Room(3, 2, known=True)
     room.summing.known = None  # this coordinator does not know
-    total, survivors = room.total(VALUES)
-    assert (total == plain(survivors)).all()
+    opened(room)
     room.clients[2] = SecureClient(2, 2, FORM)
     with pytest.raises(MessageError, match="client 2 signs with another key than is known"):
         room.total(VALUES, 2)

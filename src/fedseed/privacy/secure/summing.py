@@ -267,7 +267,7 @@ class _Opening(_Talk):
         super().__init__(summing, setup)
         self.vectors = vectors
         self.survivors = tuple(sorted(vectors))
-        self.opening = round, attempt, self.survivors
+        self.about, self.opening = (round, attempt), (round, attempt, self.survivors)
         at = setup.terms.place(round, attempt)
         assert at is not None
         self.at = at
@@ -304,8 +304,7 @@ class _Opening(_Talk):
         return self._unmasked(left, secrets, pairs), left
 
     def _ask(self, phase: Phase, body: bytes) -> bytes:
-        assert self.opening is not None
-        return round_ask(phase, self.keys.terms.setup, self.opening[0], self.opening[1], body)
+        return round_ask(phase, self.keys.terms.setup, *self.about, body)
 
     def _insist(self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T], least: int) -> Asking[dict[int, T]]:
         """Asks up to OPENING_TRIES times: the same ask is answered alike."""
