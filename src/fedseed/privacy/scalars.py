@@ -107,14 +107,10 @@ class PrivateScalars:
         """
         settings = self.settings
         found = {
-            "level": settings.level,
-            "adjacency": "zero-out" if settings.sampling == "none" else "add-or-remove",
-            "turns": rounds,
-            "releases": rounds * self.releases,
-            "noise": settings.noise,
-            "delta": settings.delta,
+            "level": settings.level, "adjacency": "zero-out" if settings.sampling == "none" else "add-or-remove",
+            "turns": rounds, "releases": rounds * self.releases, "noise": settings.noise, "delta": settings.delta,
             "epsilon": self.epsilon(rounds),
-        }
+        }  # fmt: skip
         return found if settings.budget is None else {**found, "budget": settings.budget}
 
 

@@ -18,18 +18,9 @@ from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from fedseed.errors import FedseedError, NetworkError
 from fedseed.transport import base
-from fedseed.transport.nats_connection import Guarded, connect
+from fedseed.transport.nats_connection import REQUEST_SECONDS, RETRY_SECONDS, Guarded, connect
 from fedseed.transport.nats_hearing import Hearing, Pulse, Questions
-from fedseed.transport.nats_log import (
-    LOST_SECONDS,
-    OVER,
-    REQUEST_SECONDS,
-    RETRY_SECONDS,
-    LogFollower,
-    NatsLogWriter,
-    is_missing,
-    stored,
-)
+from fedseed.transport.nats_log import LOST_SECONDS, OVER, LogFollower, NatsLogWriter, is_missing, stored
 from fedseed.transport.nats_objects import ObjectsEnd
 from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects, name_of

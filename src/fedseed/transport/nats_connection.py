@@ -22,6 +22,8 @@ from fedseed.transport.subjects import Subjects
 
 T = TypeVar("T")
 CONNECT_SECONDS = 5
+REQUEST_SECONDS = 5.0
+RETRY_SECONDS = 0.2
 MOST_SUBJECTS = (4 << 10) - 32  # bytes of a subject and a reply subject: a server ends connections with longer lines
 MOST_HEADERS = 4 << 10  # bytes of a message's headers: a signature, a place and the server's own take a few hundred
 

@@ -18,8 +18,8 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.transport.base import End, Interrupted
-from fedseed.transport.nats_connection import Guarded
-from fedseed.transport.nats_log import RETRY_SECONDS, Stored, stored
+from fedseed.transport.nats_connection import RETRY_SECONDS, Guarded
+from fedseed.transport.nats_log import Stored, stored
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
 
