@@ -103,9 +103,8 @@ class SecureSums(BaseModel):
         Args:
             counted: whole numbers without weights, such as votes.
         """
-        return (
-            FixedPoint(32, 0, self.most_clients) if counted else FixedPoint(64, self.fraction_bits, self.most_clients)
-        )
+        bits, fraction = (32, 0) if counted else (64, self.fraction_bits)
+        return FixedPoint(bits, fraction, self.most_clients)
 
     def problem(self, per_round: int) -> str | None:
         """Why so many clients in a round can't be; None: they can."""
