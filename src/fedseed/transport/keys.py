@@ -5,7 +5,6 @@ coordinator's object store and what goes to everybody, and gets replies in an in
 say whose signatures to expect (signatures.py).
 """
 
-import datetime
 import ipaddress
 import json
 import os
@@ -13,8 +12,8 @@ import re
 import secrets
 import shlex
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import nkeys
 from cryptography import x509
@@ -32,18 +31,8 @@ LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})  # nobody elsewhere is to r
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
-class Validity(NamedTuple):
-    """How many days certificates are valid, and since when; None: since now."""
-
-    days: int = 365
-    since: datetime.datetime | None = None
-
-
-VALID = Validity()
-
-
 def make(
-    run: str, out: Path, clients: Sequence[str], hosts: Sequence[str], port: int, valid: Validity = VALID,
+    run: str, out: Path, clients: Sequence[str], hosts: Sequence[str], port: int, days: int = 365,
     recipe: str = "recipe.toml", own_data: bool = False,
 ) -> list[str]:  # fmt: skip
     """Writes keys, certificates and configuration into a new folder; returns what to do with them, line by line.
@@ -56,7 +45,7 @@ def make(
         clients: names; "NAME=A,B" makes one key, called NAME, for a process that hosts clients A and B.
         hosts: names and addresses of the server, for its certificate.
         port: the server's port.
-        valid: how long the certificates are valid.
+        days: for how many the certificates are valid.
         recipe: the recipe's file, for the commands.
         own_data: whether each client has data of its own, for the commands.
 
@@ -84,7 +73,7 @@ def make(
     known["coordinator"] = key_file(seeds["coordinator"], None, signers)
     for name, content in known.items():
         _write_secret(out / f"{name}.nk", content.encode())
-    _certificates(out, hosts, valid)
+    _certificates(out, hosts, days)
     text = configuration(Subjects(run), public, hosted, port, out.resolve())
     if set(hosts) <= LOCAL:  # by default it listens on all of the machine's addresses
         text = f'host: "{hosts[0]}"\n{text}'
@@ -200,10 +189,10 @@ def configuration(
     )
 
 
-def _certificates(out: Path, hosts: Sequence[str], valid: Validity) -> None:
+def _certificates(out: Path, hosts: Sequence[str], days: int) -> None:
     """Writes an authority's certificate, and the server's, signed by it. The authority's key is not kept."""
-    start = valid.since or datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
-    end = start + datetime.timedelta(days=valid.days)
+    start = datetime.now(UTC) - timedelta(minutes=5)
+    end = start + timedelta(days=days)
 
     def name(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # a common name holds no more
