@@ -267,7 +267,7 @@ class _Opening(_Talk):
         super().__init__(summing, setup)
         self.vectors = vectors
         self.survivors = tuple(sorted(vectors))
-        self.about, self.opening = (round, attempt), (round, attempt, self.survivors)
+        self.attempt, self.opening = (round, attempt), (round, attempt, self.survivors)
         at = setup.terms.place(round, attempt)
         assert at is not None
         self.at = at
@@ -304,7 +304,7 @@ class _Opening(_Talk):
         return self._unmasked(left, secrets, pairs), left
 
     def _ask(self, phase: Phase, body: bytes) -> bytes:
-        return round_ask(phase, self.keys.terms.setup, *self.about, body)
+        return round_ask(phase, self.keys.terms.setup, *self.attempt, body)
 
     def _insist(self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T], least: int) -> Asking[dict[int, T]]:
         """Asks up to OPENING_TRIES times: the same ask is answered alike."""
