@@ -141,7 +141,8 @@ def protected(method: Method, settings: PrivacySettings) -> Method:
     method = _plain(method)
     if problem := unprotected(method, settings):
         if settings.level not in protects(method):
-            usual = [entry.thing.model_construct() for entry in REGISTRY.entries()]
+            kinds: list[Any] = [entry.thing for entry in REGISTRY.entries()]
+            usual = (kind.model_construct() for kind in kinds)
             others = (other.name for other in usual if settings.level in protects(other))
             problem = f"{problem}; {', '.join(others)} can"
         raise ValueError(problem)
