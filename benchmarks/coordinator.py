@@ -82,7 +82,7 @@ class Clock:
 async def measured(method: Method, count: int, enrols: bool) -> dict[str, tuple[float, float]]:
     """Returns seconds of each phase, the processor's and the clock's."""
     names = [f"client-{number:06d}" for number in range(count)]
-    end = Puppets("bench", Shared(), None, QUIET)
+    end = Puppets(Shared("bench"), None, QUIET)
     known = () if enrols else tuple(names)
     settings = CoordinatorSettings(names=known, enrols=enrols, start_with=count, dead_after=1e6)
     talk = NetworkCoordinator(end, "bench", method, 0, 100, settings, Silent())

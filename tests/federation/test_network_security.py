@@ -1,16 +1,16 @@
 """TLS, keys and hostile clients, against a real nats-server configured by `fedseed keys`."""
 
 import asyncio
-import datetime
 import os
 import socket
+from datetime import datetime, timedelta
 
 import pytest
 
 from fedseed.errors import NetworkError
 from fedseed.orbit import Orbit
 from fedseed.transport.base import Access
-from fedseed.transport.keys import Validity, make
+from fedseed.transport.keys import make
 from fedseed.transport.nats_connection import connect
 from fedseed.transport.subjects import Subjects
 from support import network as network_support
@@ -27,9 +27,9 @@ def secured(tmp_path, request):
         pytest.skip("FEDSEED_WITHOUT_NATS is set")
     made = []
 
-    def start(**settings):
+    def start():
         name = "".join(c if c.isalnum() else "_" for c in request.node.name)
-        made.append(network_support.keyed_server(tmp_path / f"nats{len(made)}", name, HOSTED, **settings))
+        made.append(network_support.keyed_server(tmp_path / f"nats{len(made)}", name, HOSTED))
         return made[-1]
 
     yield start
@@ -102,10 +102,16 @@ def test_a_server_without_encryption_is_refused(shared_server, secured):
 
 
 @pytest.mark.parametrize(("days_ago", "text"), [(-30, "not yet valid"), (400, "expired")])
-def test_a_certificate_that_the_clock_makes_invalid(days_ago, text, secured):
+def test_a_certificate_that_the_clock_makes_invalid(days_ago, text, secured, monkeypatch):
     """As on a machine whose clock is off by weeks."""
-    now = datetime.datetime.now(datetime.UTC)
-    server = secured(valid=Validity(since=now - datetime.timedelta(days=days_ago)))
+
+    class Off(datetime):
+        @classmethod
+        def now(cls, zone):
+            return datetime.now(zone) - timedelta(days=days_ago)
+
+    monkeypatch.setattr("fedseed.transport.keys.datetime", Off)
+    server = secured()
     with pytest.raises(NetworkError, match=f"{text}.*clock says"):
         reach = Access(server.url, server.keys / "client-4.nk", server.keys / "ca.pem")
         asyncio.run(connect(reach, Subjects("run"), "x"))

@@ -20,13 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_pictures")]
 
 EXAMPLES = Path(fedseed.__file__).parents[2] / "examples"
 DATA = EXAMPLES / "three-hospitals" / "data"
-SHORT = (
-    "rounds=2",
-    "method.directions=500",
-    "method.training.steps=2",
-    "evaluation.every=2",
-    "evaluation.digest_every=2",
-)
+SHORT = ("rounds=2", "method.directions=500", "method.training.steps=2", "evaluation.every=2",
+         "evaluation.digest_every=2")  # fmt: skip
 
 
 class Flower:
@@ -134,13 +129,11 @@ def test_flowers_simulation(flower, expected):
 def test_a_superlink_with_two_supernodes(flower, expected, tmp_path):
     """Each with its own data; one works for two clients."""
     flower.link()
-    for name in ("north.jsonl", "south.jsonl", "east.csv"):
-        shutil.copy(DATA / name, tmp_path)
     both = tmp_path / "both"
     both.mkdir()
     for name in ("south.jsonl", "east.csv"):
-        (tmp_path / name).rename(both / name)
-    flower.node("first", f'client="north" data="{tmp_path / "north.jsonl"}"')
+        shutil.copy(DATA / name, both)
+    flower.node("first", f'client="north" data="{DATA / "north.jsonl"}"')
     flower.node("second", f'client="south,east" data="{both}"')
     flower.run()
     compare(expected, flower.out)

@@ -17,13 +17,23 @@ VIRTUAL = [{"partition-id": number, "num-partitions": 3} for number in range(3)]
 pytestmark = pytest.mark.usefixtures("quickly")
 
 
+@pytest.fixture
+def begun(problem, tmp_path, in_process):
+    """Makes a run of a method: the recipe's file, the nodes, and the result of one process."""
+
+    def begin(method, configs=PAIR, processes=True):
+        path, recipe = written(tmp_path, method)
+        over = grid(path, problem, recipe, tmp_path / "run", configs, processes=processes)
+        return path, over, in_process(problem, recipe)
+
+    return begin
+
+
 @pytest.mark.parametrize("processes", [True, False], ids=["a process a message", "an actor"])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_result_is_that_of_one_process(method, processes, problem, tmp_path, in_process):
+def test_the_result_is_that_of_one_process(method, processes, problem, tmp_path, begun):
     """Nodes of two clients each with weights made anew from their steps, or three in turn in one process."""
-    path, recipe = written(tmp_path, method)
-    expected = in_process(problem, recipe)
-    over = grid(path, problem, recipe, tmp_path / "run", PAIR if processes else VIRTUAL, processes=processes)
+    path, over, expected = begun(method, PAIR if processes else VIRTUAL, processes)
     result, _ = run(over, path)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["weights_digest"] == expected.summary["weights_digest"]
@@ -54,10 +64,8 @@ def test_a_process_for_many_nodes_tells_each_nodes_figures_and_measures_them_onc
     assert not any("evaluates for" in str(reasons) for reasons in result.summary["refusals"].values())
 
 
-def test_a_node_that_has_lost_its_state_is_sent_all_steps(problem, tmp_path, in_process):
-    path, recipe = written(tmp_path, "ferret")
-    expected = in_process(problem, recipe)
-    over = grid(path, problem, recipe, tmp_path / "run")
+def test_a_node_that_has_lost_its_state_is_sent_all_steps(begun):
+    path, over, expected = begun("ferret")
     since = []
 
     def at(node, message):
@@ -109,11 +117,9 @@ def test_an_interrupted_run_goes_on_in_its_folder(method, problem, tmp_path, in_
     assert any("is finished" in line for line in said) and len(second.answered) == asked
 
 
-def test_who_comes_is_checked_and_late_ones_catch_up(problem, tmp_path, in_process):
+def test_who_comes_is_checked_and_late_ones_catch_up(begun):
     """A node for a client that there is not, and one of none; then one that fits."""
-    path, recipe = written(tmp_path, "ferret")
-    expected = in_process(problem, recipe)
-    over = grid(path, problem, recipe, tmp_path / "run", [*PAIR, {"client": "client-9"}, {"node": 1}])
+    path, over, expected = begun("ferret", [*PAIR, {"client": "client-9"}, {"node": 1}])
     over.nodes[12].there = False
 
     class Waiting(Heard):

@@ -1,13 +1,14 @@
-"""Exact draws: whole numbers and the discrete Gaussian, from random bytes that a test gives."""
+"""Exact draws: whole numbers and the discrete Gaussian, from random bytes that a test gives; private batches."""
 
 from fractions import Fraction
+from itertools import islice
 from math import exp
 from random import Random
 
 import numpy as np
 import pytest
 
-from fedseed.privacy import draws
+from fedseed.privacy import PrivacySettings, draws
 
 
 def source(seed=1):
@@ -95,3 +96,39 @@ def test_an_event_has_exactly_its_probability(above, under, given, monkeypatch):
     """Over all that can be drawn: e^-g lies between the odds of what is settled by then, and those of the rest."""
     low, high = chance(above, under, given, monkeypatch)
     assert low <= exp(-above / under) * (1 + 1e-15) and exp(-above / under) <= high and high - low < 0.03
+
+
+# -- batches: what the account is told of them; false alarms below one in 10^9 -----------------------------------------
+
+ITEMS = list(range(20))
+
+
+def drawn(sampling, count, items=ITEMS, size=6, examples=20):
+    sampled = {} if sampling == "none" else {"sampling": sampling, "examples": examples}
+    privacy = PrivacySettings(level="example", clip=1.0, noise=1.0, **sampled)
+    return list(islice(draws.private_batches(items, size, privacy, 7), count))
+
+
+def test_poisson_batches_have_each_example_by_itself():
+    """With probability 6/20 whatever the others do; sizes vary as a binomial's do."""
+    count = 4000
+    found = np.zeros((count, 20))
+    for row, batch in zip(found, drawn("poisson", count), strict=True):
+        assert len(batch) == len(set(batch))
+        row[batch] = 1
+    together = found.T @ found / count
+    expected = np.where(np.eye(20, dtype=bool), 0.3, 0.09)
+    assert np.abs(together - expected).max() < 7 * (0.25 / count) ** 0.5
+    assert found.sum(axis=1).var() == pytest.approx(20 * 0.3 * 0.7, rel=0.25)
+    fewer = [len(batch) for batch in drawn("poisson", count, items=ITEMS[:5])]
+    assert np.mean(fewer) == pytest.approx(1.5, abs=0.15) and 0 in fewer  # the rate is the recipe's, not the client's
+    assert drawn("poisson", 2, items=[]) == [[], []]
+
+
+def test_without_sampling_no_example_is_in_a_batch_twice():
+    """Nor where one pass ends and the next begins, nor where a client has fewer than a batch."""
+    batches = drawn("none", 7)
+    assert [len(batch) for batch in batches] == [6] * 7 and all(len(set(batch)) == 6 for batch in batches)
+    assert len({i for batch in batches[:3] for i in batch}) == 18  # a pass
+    assert [sorted(batch) for batch in drawn("none", 2, items=ITEMS[:4])] == [[0, 1, 2, 3]] * 2
+    assert drawn("none", 2, items=[]) == [[], []] and drawn("none", 7) == batches

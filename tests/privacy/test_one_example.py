@@ -44,8 +44,8 @@ def texts(lengths, seed):
     return [Example(" ".join(drawn.choice(words, 4)), " ".join(drawn.choice(words, n))) for n in lengths]
 
 
-def moved(name, batches=4):
-    """By how much of the clip the clipped sum of the others' differences moves, at most, with one example more."""
+def moves(name, batches=4):
+    """By how much of the clip the clipped sum of the others' differences moves with one example more, each time."""
     model, objective = base(name)
     client = LocalClient(Worker(model, MeZO(), objective, 1).space, objective, [], 1, 1, 0)
 
@@ -53,27 +53,25 @@ def moved(name, batches=4):
         plus, minus = (client.example_losses(Basis("rademacher", 1), 0, side, items) for side in (SCALE, -SCALE))
         return np.clip(np.subtract(plus, minus)[:others], -CLIP, CLIP).sum()
 
-    worst = 0.0
     for seed in range(batches):
         others = 8 if seed % 2 else 40
         items = objective.prepare(texts(np.random.default_rng(seed).integers(1, 12, others), seed))
         before = total(items, others)
         for length in (1, 12, 60):
-            worst = max(worst, abs(total([*items, *objective.prepare(texts([length], 99))], others) - before) / CLIP)
-    return worst
+            yield abs(total([*items, *objective.prepare(texts([length], 99))], others) - before) / CLIP
 
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_one_example_more_moves_the_others_by_next_to_nothing(name):
     model, objective = base(name)
-    assert moved(name) < 0.005  # 0.0002 was seen
+    assert max(moves(name)) < 0.005  # 0.0002 was seen
     Federation(model, [texts([3, 5], 1)], MeZO(batch=2), objective, 1, privacy=PRIVATE)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_moves_them_in_few_bits_which_are_refused(name):
     model, objective = base(name)
-    assert moved(name) > 0.02
+    assert any(share > 0.02 for share in moves(name))
     with pytest.raises(RecipeError, match=r'privacy.level = "example" with (bfloat16|float16) weights'):
         Federation(model, [texts([3, 5], 1)], MeZO(batch=2), objective, 1, privacy=PRIVATE)
     shared, whole = ZOFedSGD(batch=2, seeds="shared"), PrivacySettings(level="client", clip=1.0, noise=1.0)

@@ -82,10 +82,6 @@ def quiet(monkeypatch):
     monkeypatch.setattr(scalars, "discrete_gaussian", lambda sigma, count, random: np.zeros(count, dtype=np.int64))
 
 
-def scaled(items, by):
-    return [(x * by, y) for x, y in items]
-
-
 def test_an_example_moves_an_estimate_as_far_as_the_account_says(monkeypatch):
     """One that is wild, and one that is no number, in place of another: at most 2 C / (2 eps B), C / (2 eps B)."""
     quiet(monkeypatch)
@@ -95,8 +91,8 @@ def test_an_example_moves_an_estimate_as_far_as_the_account_says(monkeypatch):
         method = protected(METHODS[name][0], privacy)
         found = []
         for by in (1.0, 1e4, -1e4, float("nan")):
-            items = data("plain")[0][:8]  # one batch of all examples
-            one = Federation(model(), [scaled(items[:1], by) + items[1:]], method, OBJECTIVE, 1, seed=3)
+            (x, y), *others = data("plain")[0][:8]  # one batch of all examples
+            one = Federation(model(), [[(x * by, y), *others]], method, OBJECTIVE, 1, seed=3)
             one.coordinator.open(1)
             message = one.worker.train(one.coordinator.plan(0), 0, one.items[0]).message[28:]
             update = method.decode_update(one.coordinator.state, 1, message)
@@ -220,18 +216,11 @@ FERRET = {"name": "ferret", "seeds": "shared", "allocation": "size"}
         ({"method": {**ZO, "clip": 1.0}, "privacy": LOCAL}, "method.clip"),
         ({"method": {**ZO, "population": 4}, "privacy": LOCAL}, "population = 4"),
         ({"method": {**ZO, "autocast": "bfloat16"}, "privacy": LOCAL}, 'method.autocast = "bfloat16"'),
-        (
-            {"method": ZO, "privacy": {**LOCAL, "sampling": "poisson", "examples": 9}},
-            r"privacy.examples = 9: a batch has 16 \(method.batch\)",
-        ),
+        ({"method": ZO, "privacy": {**LOCAL, "sampling": "poisson", "examples": 9}},
+         r"privacy.examples = 9: a batch has 16 \(method.batch\)"),
         ({"method": ZO, "stopping": {"patience": 3}}, "stopping: zo-fedsgd is private"),
-        (
-            {
-                "method": ZO, "evaluation": {"disclose": True}, "federation": {"clients": ["a", "b"]},
-                "task": {"name": "files", "path": "{client}"},
-            },
-            "evaluation.disclose = true with",
-        ),
+        ({"method": ZO, "evaluation": {"disclose": True}, "federation": {"clients": ["a", "b"]},
+          "task": {"name": "files", "path": "{client}"}}, "evaluation.disclose = true with"),
         ({"method": ZO, "privacy": LOCAL, "evaluation": {"truncate": "split"}}, 'evaluation.truncate = "split"'),
         ({"method": {**ZO, "private": {**LOCAL, "clip": 9.0}}}, "private"),
     ],

@@ -88,11 +88,6 @@ def test_traces_are_bounded_as_projections(quiet, seeds):
 # -- votes -------------------------------------------------------------------------------------------------------------
 
 
-def voted(method, made):
-    state = method.start(LAYOUT, 1)
-    return method.aggregate(state, protection_of(method).combined(state, made, len(made)))
-
-
 def test_a_client_without_usable_examples_votes_its_coins():
     method = FeedSign(votes_per_round=3, epsilon=1.0, **QUICK)
     state = method.start(LAYOUT, 7)
@@ -109,6 +104,7 @@ def test_private_draws_have_the_papers_odds(total, epsilon=1.0):
     method = FeedSign(epsilon=epsilon, votes_per_round=20_000)
     signs = [1] * max(total, 0) + [-1] * max(-total, 0) + ([1, -1] if total in (0,) else [])
     made = answers(1, [(i, 0, Votes(np.full(20_000, s, dtype=np.int8))) for i, s in enumerate(signs)])
-    drawn = voted(method, made).signs
+    state = method.start(LAYOUT, 1)
+    drawn = method.aggregate(state, protection_of(method).combined(state, made, len(made))).signs
     expected = 1 / (1 + exp(-epsilon * total / 2))
     assert abs((drawn > 0).mean() - expected) < 4 * sqrt(expected * (1 - expected) / 20_000) + 1e-9

@@ -37,6 +37,7 @@ def test_no_vector_is_longer_than_its_bound():
         norm = float(np.linalg.norm(vector / np.abs(vector).max()) * np.abs(vector).max())
         shortened = vector * min(1.0, 0.5 / norm)
         assert found == pytest.approx(shortened / 0.5 * LEVELS, abs=2)  # the same direction
+    assert not any(whole(np.array([1.0, odd]), 0.5, LEVELS).any() for odd in (np.nan, np.inf, -np.inf))
 
 
 def test_noise_between_two_whole_numbers_is_the_larger_one():

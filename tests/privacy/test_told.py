@@ -45,15 +45,10 @@ def federation(kind, method=None, **settings):
     return Federation(model(), data(kind), method or FeedSign(**SETTINGS), OBJECTIVE, **{**defaults, **settings})
 
 
-@pytest.fixture
-def drawn(monkeypatch):
+def same_draws(patch):
     """Draws that do not depend on the votes, the same in each run: what else differs, differs by the data."""
-
-    def fix():
-        secret = np.random.default_rng(1)
-        monkeypatch.setattr(PrivateSign, "draw", lambda self, sums: [int(secret.choice([-1, 1])) for _ in sums])
-
-    return fix
+    secret = np.random.default_rng(1)
+    patch.setattr(PrivateSign, "draw", lambda self, sums: [int(secret.choice([-1, 1])) for _ in sums])
 
 
 # -- listening -------------------------------------------------------------------------------------------------------
@@ -65,34 +60,32 @@ class Recorded(Transport):
     def __init__(self, inner, heard):
         self.inner, self.heard = inner, heard
 
-    def _spied(self, act, name, at):
+    def _spied(self, act, at=None, name=None, answer=None):
+        """What notes an argument, under a name or what another one says, and the answer under one of its own."""
+
         async def spied(*arguments):
-            self.heard.append((name or arguments[1], bytes(arguments[at])))
-            return await act(*arguments)
+            if at is not None:
+                self.heard.append((name or arguments[1], bytes(arguments[at])))
+            said = await act(*arguments)
+            if answer is not None and said is not None:
+                self.heard.append((answer, bytes(said)))
+            return said
 
         return spied
 
     async def client(self, name, events):
         end = await self.inner.client(name, events)
-        end.send, end.put = self._spied(end.send, None, 2), self._spied(end.put, "object", 1)
-
-        async def ask(client, what, data, seconds, act=end.ask):
-            self.heard.append((what, bytes(data)))
-            answer = await act(client, what, data, seconds)
-            if answer is not None:
-                self.heard.append(("answer", bytes(answer)))
-            return answer
-
-        end.ask = ask
+        end.send, end.put = self._spied(end.send, 2), self._spied(end.put, 1, "object")
+        end.ask = self._spied(end.ask, 2, answer="answer")
         return end
 
     async def coordinator(self, events):
         end = await self.inner.coordinator(events)
-        end.broadcast, end.put = self._spied(end.broadcast, "broadcast", 0), self._spied(end.put, "object", 1)
+        end.broadcast, end.put = self._spied(end.broadcast, 0, "broadcast"), self._spied(end.put, 1, "object")
 
         async def writer(*arguments, make=end.writer):
             made = await make(*arguments)
-            made.append = self._spied(made.append, "log", 0)
+            made.append = self._spied(made.append, 0, "log")
             return made
 
         end.writer = writer
@@ -100,13 +93,7 @@ class Recorded(Transport):
 
     async def watcher(self):
         end = await self.inner.watcher()
-
-        async def status(seconds, act=end.status):
-            answer = await act(seconds)
-            self.heard.append(("status", bytes(answer or b"{}")))
-            return answer
-
-        end.status = status
+        end.status = self._spied(end.status, answer="status")
         return end
 
 
@@ -132,13 +119,10 @@ def over(way, kind, out, ask=False, restart=False, recipe=RECIPE):
 
     async def with_status(self, line, *arguments):
         found = await asked(self, line, *arguments)
-        await listening_status()
-        return found
-
-    async def listening_status():
         end = await listening.watcher()
         await end.status(5)
         await end.close()
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
         if ask:
@@ -194,11 +178,20 @@ def told(what, data):
 
 
 def by_place(heard):
+    return merged({place: names} for place, names, _ in (told(*one) for one in heard))
+
+
+def merged(tables):
+    """Fields by place of several such tables."""
     found = defaultdict(set)
-    for what, carried in heard:
-        place, names, _ = told(what, carried)
-        found[place] |= names
+    for table in tables:
+        for place, names in table.items():
+            found[place] |= names
     return found
+
+
+def canonical(heard):
+    return {(place, json.dumps(form, default=repr)) for place, _, form in (told(*one) for one in heard)}
 
 
 def in_all_files(folder):
@@ -222,11 +215,11 @@ def unlisted(found):
 # -- tests -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_simulation_writes_the_same_whatever_the_data(drawn, tmp_path):
+def test_a_simulation_writes_the_same_whatever_the_data(monkeypatch, tmp_path):
     """With the same draws nothing in its files differs: no loss, no count, no reason, no warning."""
     folders = {kind: tmp_path / kind for kind in ("plain", "odd")}
     for kind, folder in folders.items():
-        drawn()
+        same_draws(monkeypatch)
         notes = [f"{sum(map(len, data(kind)))} examples"]
         federation(kind, out=folder, recipe_text="rounds = 4", notes=notes).run()
     assert contents(folders["plain"]) == contents(folders["odd"])
@@ -243,28 +236,21 @@ def carried(tmp_path_factory):
     """Two runs over the transport in memory that differ in the clients' data only."""
     found = {}
     for kind in ("plain", "odd"):
-        secret = np.random.default_rng(1)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(PrivateSign, "draw", lambda self, sums, s=secret: [int(s.choice([-1, 1])) for _ in sums])
+            same_draws(patch)
             out = tmp_path_factory.mktemp(kind) / "run"
-            heard, result = over(Hub().transport("run"), kind, out, ask=True)
-            found[kind] = heard, result, out
+            found[kind] = over(Hub().transport("run"), kind, out, ask=True)[0], out
     return found
 
 
-@pytest.mark.long
-def test_messages_are_the_same_whatever_the_data(carried):
+def test_messages_and_the_coordinators_files_are_the_same_whatever_the_data(carried):
     """All but the votes in updates: those the coordinator and the server's host see."""
-    canonical = {}
-    for kind, (heard, _, _) in carried.items():
-        canonical[kind] = {
-            (told(*one)[0], json.dumps(told(*one)[2], default=repr))
-            for one in heard
-            if one[0] not in ("status", "answer")
-        }
-    assert canonical["plain"] == canonical["odd"]
-    votes = {kind: [data for what, data in heard if what == "update"] for kind, (heard, _, _) in carried.items()}
-    assert set(votes["plain"]) != set(votes["odd"])  # the comparison is of runs whose clients do differ
+    (plain, folder), (odd, other) = carried["plain"], carried["odd"]
+    assert contents(folder) == contents(other)
+    same = [canonical([one for one in heard if one[0] not in ("status", "answer")]) for heard in (plain, odd)]
+    assert same[0] == same[1]
+    votes = [{data for what, data in heard if what == "update"} for heard in (plain, odd)]
+    assert votes[0] != votes[1]  # the comparison is of runs whose clients do differ
 
 
 SCALARS = {
@@ -280,9 +266,7 @@ def test_messages_with_scalars_are_the_same_whatever_the_data(level, monkeypatch
     monkeypatch.setattr(PrivateScalars, "noisy_sum", lambda self, vectors, length: np.full(length, 1e-3))
     method = {"name": "zo-fedsgd", "seeds": "shared", "learning_rate": 0.02, "batch": 8}
     recipe = {**RECIPE, "method": method, "privacy": {"level": level, **SCALARS[level]}}
-    page, carried = listed(), {}
-    for place, names in listed(PAGE.parent / "privacy.md").items():
-        page[place] |= names
+    page, carried = merged([listed(), listed(PAGE.parent / "privacy.md")]), {}
     for kind in ("plain", "odd"):
         heard, result = over(Hub().transport("run"), kind, tmp_path / kind, True, kind == "odd", recipe)
         updates = {data for what, data in heard if what == "update"}
@@ -291,8 +275,8 @@ def test_messages_with_scalars_are_the_same_whatever_the_data(level, monkeypatch
         assert len(steps) == ROUNDS
         rest = [one for one in heard if one[0] != "update" and one[1] not in steps]
         assert all(names <= page[place] for place, names in by_place(rest).items())
-        canonical = {(told(*one)[0], json.dumps(told(*one)[2], default=repr)) for one in rest}
-        carried[kind] = {one for one in canonical if one[0] not in ("status", "answer to hello")}, steps, updates
+        same = {one for one in canonical(rest) if one[0] not in ("status", "answer to hello")}
+        carried[kind] = same, steps, updates
         spent = mechanism_of(Recipe.model_validate(recipe).method).spent
         assert result.summary["privacy"] == spent(ROUNDS) and result.metrics[-1]["epsilon"] == spent(ROUNDS)["epsilon"]
         statuses = [json.loads(data) for what, data in heard if what == "status"]
@@ -302,26 +286,14 @@ def test_messages_with_scalars_are_the_same_whatever_the_data(level, monkeypatch
     assert (carried["plain"][2] == carried["odd"][2]) == (level == "example")
 
 
-def test_the_coordinators_files_are_the_same_whatever_the_data(carried):
-    files = {kind: contents(out) for kind, (_, _, out) in carried.items()}
-    assert files["plain"] == files["odd"]
-
-
-def test_the_page_lists_all_that_is_carried_in_memory(carried):
-    heard, _, out = carried["odd"]
+def test_the_page_lists_all_that_is_carried_in_memory_and_nothing_else(carried, tmp_path):
+    """What stands on the page and is not seen here is named there as seen elsewhere."""
+    heard, out = carried["odd"]
     found = by_place(heard)
     assert {"hello", "attach", "beat", "report", "update", "status", "plan", "log, step"} <= found.keys()
     assert not unlisted(found) and not unlisted(in_all_files(out))
-
-
-def test_the_page_lists_nothing_that_is_not_told(carried, tmp_path):
-    """What stands on the page and is not seen here is named there as seen elsewhere."""
     federation("odd", out=tmp_path / "run", recipe_text="rounds = 4").run()
-    heard, _, out = carried["odd"]
-    seen = defaultdict(set)
-    for found in (by_place(heard), in_all_files(out), in_all_files(tmp_path / "run")):
-        for place, names in found.items():
-            seen[place] |= names
+    seen = merged([found, in_all_files(out), in_all_files(tmp_path / "run")])
     text = PAGE.read_text(encoding="utf-8").split("<!-- told: begin -->")[1].split("<!-- told: end -->")[0]
     rare = set(re.findall(r"`([^`]+)`", " ".join(re.findall(r"sometimes: ([^|]*)", text))))
     stale = {f"{place}: {name}" for place, names in listed().items() for name in names - seen[place] - rare}

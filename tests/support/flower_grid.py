@@ -171,7 +171,7 @@ class AtGrid(FlowerTransport):
 
     def __init__(self, run):
         self.at = Grid()
-        super().__init__(self.at, run, again=0.01)
+        super().__init__(self.at, run)
 
     async def client(self, name, events=QUIET):
         end = Resident(name, events)
@@ -184,6 +184,7 @@ class OverFlower:
 
     def __init__(self, monkeypatch):
         messages(monkeypatch)
+        monkeypatch.setattr(flower, "AGAIN_SECONDS", 0.01)
         monkeypatch.setattr(flower, "MOST_RESTLESS", math.inf)  # nodes that stay ask to be asked without end
         self._runs = {}
 

@@ -83,11 +83,11 @@ class Server:
         self.start()
 
 
-def keyed_server(folder, run, clients, **settings):
+def keyed_server(folder, run, clients):
     """One with TLS and keys, in its folder `keys`, as `fedseed keys` makes them."""
     port, keys = free_port(), Path(folder) / "keys"
     Path(folder).mkdir(parents=True, exist_ok=True)
-    make(run, keys, clients, ["localhost", "127.0.0.1"], port, **settings)
+    make(run, keys, clients, ["localhost", "127.0.0.1"], port)
     server = Server(folder, keys / "nats-server.conf", port)
     server.keys, server.url = keys, f"tls://127.0.0.1:{port}"
     return server
@@ -116,12 +116,12 @@ def until(true, seconds, what):
     return value
 
 
-async def until_async(true, seconds, what):
+async def until_async(true, seconds=60, what="it does not come"):
     """The same where an event loop goes on meanwhile."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, what
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.005)
 
 
 class Line:

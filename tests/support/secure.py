@@ -48,7 +48,7 @@ class Room:
 
     def __init__(self, clients=5, threshold=3, form=FORM, ahead=1, known=False):
         own = {n: Ed25519PrivateKey.generate() for n in range(clients)}
-        self.known = {n: keys.identity_bytes(key) for n, key in own.items()} if known else None
+        self.known = {n: keys.public(key) for n, key in own.items()} if known else None
         self.clients = {n: SecureClient(n, threshold, form, own[n], self.known) for n in own}
         self.summing = Summing(threshold, form, ahead, self.known)
         self.form = form

@@ -247,7 +247,7 @@ def keys(
     ] = None,
 ) -> None:  # fmt: skip
     """Make NKEYs, a certificate and a nats-server configuration: TLS, and each client its own subjects only."""
-    from fedseed.transport.keys import Validity, make
+    from fedseed.transport.keys import make
 
     name, recipe, own_data, clients = run, "recipe.toml", False, client
     if Path(run).suffix == ".toml":
@@ -259,7 +259,7 @@ def keys(
             "keys: say for whom with --client NAME (repeatable), or name a recipe with federation.clients"
         )
     hosts = host or ["localhost", "127.0.0.1"]
-    for line in make(check_run(name), out, clients, hosts, port, Validity(days), recipe, own_data):
+    for line in make(check_run(name), out, clients, hosts, port, days, recipe, own_data):
         say(line)
 
 

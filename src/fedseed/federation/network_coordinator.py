@@ -39,14 +39,14 @@ LOOK_SECONDS = 2.5  # between two checks that the log is there
 def _summing(session: Session, settings: SecureSums, names: Sequence[str], common: tuple[Any, ...]) -> Coordinator:
     """Returns a coordinator that learns sums alone; who was barred before is so. Raises ValueError: that can't be."""
     from fedseed.federation.secure import SecureCoordinator
-    from fedseed.privacy.secure.proofs import kept
+    from fedseed.privacy.secure.summing import kept_proofs
 
     if (problem := settings.unknown(names)) is not None:
         raise ValueError(problem)
     made = SecureCoordinator(settings, *common)
     made.summing.known = settings.known({name: number for number, name in enumerate(names)})
     if session.settings.proofs is not None:
-        made.summing.barred, others = kept(session.settings.proofs, made.summing.known)
+        made.summing.barred, others = kept_proofs(session.settings.proofs, made.summing.known)
         for path in others:
             session.progress.warn(f"{path} shows nothing, so nobody is barred by it")
     return made

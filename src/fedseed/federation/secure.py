@@ -37,9 +37,8 @@ from fedseed.privacy.secure import LostError, OpenedBeforeError, TooFewError
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.fixed import Words
 from fedseed.privacy.secure.messages import SETUP_BYTES, Phase, Terms, unframed
-from fedseed.privacy.secure.proofs import keep
 from fedseed.privacy.secure.settings import SecureSums, secure_problem
-from fedseed.privacy.secure.summing import Asking, Summing
+from fedseed.privacy.secure.summing import Asking, Summing, keep_proof
 from fedseed.text import shown
 
 FIRST_OUT = 8  # rounds that somebody is left out of at first, who may have lied in a sum
@@ -369,7 +368,7 @@ class SecureTalk:
             self._named.add(client)
             self.session.rejected.add(names[client], barred[client].reason)
             if proofs is not None:
-                keep(proofs, client, barred[client])
+                keep_proof(proofs, client, barred[client])
         for client, why in doubted.items():
             self.session.rejected.add(names[client], why)
             self.late.leave_out(client, max(RESEND_SECONDS, self._waited), f"what {names[client]} says can't be taken")

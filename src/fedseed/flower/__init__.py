@@ -10,6 +10,7 @@ Plans, updates and steps travel as bytes in Flower's `ConfigRecord`s; the Server
 the extra `flower`. docs/flower.md has the way from there.
 """
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
 
-MISSING = f"Flower is not installed: {to_install('flower')}"
+
+def _flwr(module: str) -> Any:
+    try:
+        return import_module(f"flwr.{module}")
+    except ImportError as error:
+        raise FedseedError(f"Flower is not installed: {to_install('flower')}") from error
 
 
 def server_app(recipe: Path | str) -> "ServerApp":
@@ -35,11 +41,7 @@ def server_app(recipe: Path | str) -> "ServerApp":
     Raises:
         FedseedError: Flower is not installed.
     """
-    try:
-        from flwr.serverapp import ServerApp
-    except ImportError as error:
-        raise FedseedError(MISSING) from error
-    app = ServerApp()
+    app: ServerApp = _flwr("serverapp").ServerApp()
 
     def main(grid: Any, context: Any) -> None:
         from fedseed.flower.server import coordinate
@@ -63,11 +65,7 @@ def client_app(recipe: Path | str) -> "ClientApp":
     Raises:
         FedseedError: Flower is not installed.
     """
-    try:
-        from flwr.clientapp import ClientApp
-    except ImportError as error:
-        raise FedseedError(MISSING) from error
-    app = ClientApp()
+    app: ClientApp = _flwr("clientapp").ClientApp()
 
     def answer(message: Any, context: Any) -> Any:
         from fedseed.flower.client import reply

@@ -51,11 +51,6 @@ class Site:
         self.whole = load()
         self.replica = Replica(self._end, RUN, self._loaded, self.whole, WorkThread(), Silent(), lambda: None)
 
-    @property
-    def names(self) -> list[str]:
-        """Returns the clients whose examples are here."""
-        return list(self.whole.items)
-
     def _loaded(self) -> Hosted:
         self.whole = self._load()
         return self._view()
@@ -167,5 +162,4 @@ def _site(
             _SITES[key] = Site(Loading(known, place.clients or everybody(known), own=place.own))
         else:
             _SITES[key] = Site(partial(load, place.clients))
-    names = _SITES[key].names
-    return _SITES[key], names if place.clients else place.mine(names)
+    return _SITES[key], place.mine(list(_SITES[key].whole.items))

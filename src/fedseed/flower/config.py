@@ -38,10 +38,10 @@ class Place:
 
     clients: tuple[str, ...]  # names or patterns; none: those of its partition
     own: OwnData | None  # where its own data lies; None: where the recipe says
-    partition: tuple[int, int]  # its number among the nodes of a simulation, and how many there are
+    partition: tuple[int, int]  # its number among the nodes that divide them, and how many there are
 
     def mine(self, names: list[str]) -> list[str]:
-        """Returns this node's clients among all of a simulation."""
+        """Returns this node's clients among those whose examples are here."""
         number, count = self.partition
         return names[number::count]
 

@@ -10,7 +10,6 @@ from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs import network
 from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import compare_recipes
-from fedseed.runs.recipe import Recipe
 from fedseed.transport.flower import FlowerTransport
 
 OUT = "runs/flower"
@@ -35,7 +34,16 @@ def coordinate(grid: Any, context: Any, recipe: Path | str, progress: Progress |
     shown = progress or Shown(console)
     try:
         checked = recipe_of(recipe, context.run_config)
-        _check(checked)
+        if checked.secure_sums is not None:
+            raise RecipeError(
+                "secure_sums: not over Flower, whose nodes keep no secrets from one message to the next; `fedseed run` "
+                "and `fedseed serve` have them"
+            )
+        if checked.method.remembers:
+            raise RecipeError(
+                f"method {checked.method.name}: a client remembers what it has not sent yet, and nodes of Flower keep "
+                "nothing from round to round: set method.feedback = 0"
+            )
         out = Path(str(context.run_config.get("out") or OUT)).expanduser().absolute()
         shown.note(f"files: {out}")
         if (out / "summary.json").exists():  # no node is needed to see that
@@ -50,17 +58,3 @@ def coordinate(grid: Any, context: Any, recipe: Path | str, progress: Progress |
     console.print(f"weights digest: {result.summary['weights_digest']}", highlight=False)
     console.print(f"Files: {out}", highlight=False)
     return result
-
-
-def _check(recipe: Recipe) -> None:
-    """Raises RecipeError if a run can't be over nodes whose processes may end after each message."""
-    if recipe.secure_sums is not None:
-        raise RecipeError(
-            "secure_sums: not over Flower, whose nodes keep no secrets from one message to the next; `fedseed run` and "
-            "`fedseed serve` have them"
-        )
-    if recipe.method.remembers:
-        raise RecipeError(
-            f"method {recipe.method.name}: a client remembers what it has not sent yet, and nodes of Flower keep "
-            "nothing from round to round: set method.feedback = 0"
-        )

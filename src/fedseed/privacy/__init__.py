@@ -2,10 +2,10 @@
 
 from fedseed.privacy.protection import mechanism_of, misfit, protected, protection_of, settings_of
 from fedseed.privacy.scalars import PrivateScalars, noise_for
-from fedseed.privacy.settings import Level, Mechanism, PrivacySettings
+from fedseed.privacy.settings import Level, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
 
 __all__ = [
-    "Level", "Mechanism", "PrivacySettings", "PrivateScalars", "PrivateSign", "mechanism_of", "misfit", "noise_for",
+    "Level", "PrivacySettings", "PrivateScalars", "PrivateSign", "mechanism_of", "misfit", "noise_for",
     "protected", "protection_of", "settings_of",
 ]  # fmt: skip

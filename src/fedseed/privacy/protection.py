@@ -28,7 +28,7 @@ from fedseed.methods.payload import About, Payload, State, Summand
 from fedseed.methods.zeroth import Projection, ZerothOrder
 from fedseed.privacy.draws import private_batches
 from fedseed.privacy.scalars import PrivateScalars, bounded
-from fedseed.privacy.settings import Level, Mechanism, PrivacySettings
+from fedseed.privacy.settings import Level, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
 from fedseed.randomness import Basis, Domain, derive
 from fedseed.training.protocol import Client
@@ -142,9 +142,8 @@ def protected(method: Method, settings: PrivacySettings) -> Method:
     if problem := unprotected(method, settings):
         if settings.level not in protects(method):
             kinds: list[Any] = [entry.thing for entry in REGISTRY.entries()]
-            others = (
-                kind.name for kind in (kind.model_construct() for kind in kinds) if settings.level in protects(kind)
-            )
+            usual = (kind.model_construct() for kind in kinds)
+            others = (other.name for other in usual if settings.level in protects(other))
             problem = f"{problem}; {', '.join(others)} can"
         raise ValueError(problem)
     values = {name: getattr(method, name) for name in method.__class__.model_fields}
@@ -178,11 +177,11 @@ def settings_of(method: Method) -> PrivacySettings | None:
     return method.private if isinstance(method, Private) else None
 
 
-def mechanism_of(method: Method) -> Mechanism | None:
+def mechanism_of(method: Method) -> PrivateScalars | PrivateSign | None:
     """Returns what makes a run of a method private, and keeps its account; None: nothing does.
 
     Of a run that has one nothing else is told that depends on a client's data (docs/trust.md): no losses, no counts,
-    no reasons, no seconds of clients' work.
+    no reasons, no seconds of clients' work. Its account is of what the coordinator has counted itself.
     """
     protection = protection_of(method)
     return None if protection is None else protection.mechanism
@@ -192,7 +191,9 @@ def protection_of(method: Method) -> "Protection | None":
     """Returns what wraps a method's client and its answers; None: nothing does."""
     settings, epsilon = settings_of(method), vote_epsilon(method)
     if epsilon is not None:
-        return ProtectedVotes(method, PrivateSign(epsilon, _words(method)))
+        nowhere: Any = None  # how many votes there are depends on the settings alone
+        votes = summand(method).words(About(method, nowhere, "update"))
+        return ProtectedVotes(method, PrivateSign(epsilon, votes))
     if settings is None:
         return None
     if settings.level == "client":
@@ -309,11 +310,6 @@ def summand(method: Method) -> type[Summand]:
     return method.update_type
 
 
-def _words(method: Method) -> int:
-    nowhere: Any = None  # how many votes there are depends on the settings alone
-    return summand(method).words(About(method, nowhere, "update"))
-
-
 class _Wrapped:
     """Passes everything on to a client but what a subclass makes private."""
 
@@ -365,10 +361,7 @@ class _Measuring(_Wrapped):
     def estimates(
         self, method: ZerothOrder, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
     ) -> list[Projection]:
-        """Returns private estimates along some directions, all on the same examples: one noisy vector, and no losses.
-
-        An example whose loss is not finite counts as one that no direction changes.
-        """
+        """Returns one noisy vector, and no losses. An example whose loss is not finite counts as unchanged."""
         client, scale = self.inner, method.scale
         with client.autocast(method.autocast):
             plus = [client.example_losses(basis, k, scale, items) for k in along]

@@ -29,14 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.privacy.draws import Bytes, discrete_gaussian
-from fedseed.privacy.settings import Mechanism, PrivacySettings
+from fedseed.privacy.settings import PrivacySettings
 
 LEVELS = 1 << 24  # B: whole numbers from 0 to a vector's bound
 MOST = 1 << 40  # turns up to which a budget is looked for
 
 
 @dataclass(frozen=True)
-class PrivateScalars(Mechanism):
+class PrivateScalars:
     """The mechanism of a recipe's `[privacy]`, for one method."""
 
     settings: PrivacySettings  # the recipe's
@@ -45,7 +45,7 @@ class PrivateScalars(Mechanism):
     levels: int = LEVELS  # B
     random: Bytes = os.urandom  # makes random bytes
 
-    by_turns: ClassVar[bool] = True
+    by_turns: ClassVar[bool] = True  # the account is of the turns of the client that was asked most often
 
     @property
     def sigma(self) -> int:
@@ -74,12 +74,8 @@ class PrivateScalars(Mechanism):
         return self.noisy_sum(vectors, len(vectors[0])) / asked
 
     @property
-    def adjacency(self) -> str:
-        """Returns how neighbours differ: an example (or client) more or less, or nothing in its place."""
-        return "zero-out" if self.settings.sampling == "none" else "add-or-remove"
-
-    @property
     def affordable(self) -> int | None:
+        """Returns the most turns within the budget; None: there is no budget."""
         if (budget := self.settings.budget) is None:
             return None
         low, high = 0, 1  # what is within it, and what is not
@@ -99,25 +95,22 @@ class PrivateScalars(Mechanism):
         return _spent(self.sigma / self.levels, rate, turns * self.releases, delta)
 
     def counted(self, rounds: int) -> dict[str, Any]:
+        """Returns `spent`, for `status`."""
         return self.spent(rounds)
 
     def spent(self, rounds: int) -> dict[str, Any]:
         """Returns what so many turns of the client that was asked most often have spent.
 
         Returns:
-            `level`, `adjacency`, `turns`, `releases` (noisy vectors of one client), `noise`, `delta`, `epsilon`; with a
-            budget `budget`.
+            `level`, `adjacency` (how neighbours differ: by one more, or by nothing in one's place), `turns`, `releases`
+            (noisy vectors of one client), `noise`, `delta`, `epsilon`; with a budget `budget`.
         """
         settings = self.settings
         found = {
-            "level": settings.level,
-            "adjacency": self.adjacency,
-            "turns": rounds,
-            "releases": rounds * self.releases,
-            "noise": settings.noise,
-            "delta": settings.delta,
+            "level": settings.level, "adjacency": "zero-out" if settings.sampling == "none" else "add-or-remove",
+            "turns": rounds, "releases": rounds * self.releases, "noise": settings.noise, "delta": settings.delta,
             "epsilon": self.epsilon(rounds),
-        }
+        }  # fmt: skip
         return found if settings.budget is None else {**found, "budget": settings.budget}
 
 
@@ -133,10 +126,8 @@ def whole(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> NDArra
         Whole numbers whose squares add up to at most levels^2.
     """
     doubles = np.asarray(vector, dtype=np.float64)
-    if not np.isfinite(doubles).all():
-        return np.zeros(len(doubles), dtype=np.int64)
     largest = float(np.abs(doubles).max(initial=0.0))
-    if largest == 0:
+    if not 0 < largest < inf:  # NaN, too
         return np.zeros(len(doubles), dtype=np.int64)
     scaled = doubles / largest  # so that no square overflows
     norm = float(np.sqrt(np.square(scaled).sum()))
@@ -154,14 +145,7 @@ def bounded(vector: NDArray[np.floating[Any]], clip: float) -> NDArray[np.float6
 
 @cache
 def _spent(multiplier: float, rate: float, releases: int, delta: float) -> float:
-    """Returns epsilon at delta of so many noisy vectors.
-
-    Args:
-        multiplier: the noise's deviation over the sensitivity.
-        rate: the share of the examples that a batch is; 1: no sampling.
-        releases: how many vectors.
-        delta: what is left out.
-    """
+    """Returns epsilon at delta of some releases, by noise over sensitivity, of batches that are a share of the data."""
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
     whole = GaussianPrivacyLoss(multiplier / sqrt(releases))

@@ -1,6 +1,6 @@
 """A recipe's `[privacy]`: what is protected, how it is bounded, how much noise it gets, and how much may be spent."""
 
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -55,29 +55,3 @@ class PrivacySettings(BaseModel):
 
 
 WITHHELD = "nothing to send"  # why a client of a private run sends nothing: the reason would depend on its data
-
-
-class Mechanism(Protocol):
-    """Makes steps private.
-
-    `counted` and `spent` take what the coordinator has counted itself: nothing that a client says goes into an account.
-
-    Attributes:
-        by_turns: whether the turns of the client that was asked most often are counted (who is asked follows from seed
-            and round alone); otherwise all steps are.
-    """
-
-    by_turns: ClassVar[bool] = False
-
-    @property
-    def affordable(self) -> int | None:
-        """Returns the largest count within the budget; None: there is no budget."""
-        return None
-
-    def counted(self, rounds: int) -> dict[str, Any]:
-        """Returns privacy spent in so many rounds or turns, for `status`: answered in no time."""
-        ...
-
-    def spent(self, rounds: int) -> dict[str, Any]:
-        """Returns the same and what a tighter account finds, for `summary.json`."""
-        ...

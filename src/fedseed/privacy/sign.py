@@ -12,25 +12,27 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, expm1, inf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.privacy.draws import Bytes, below, happens
-from fedseed.privacy.settings import Mechanism
 
 DELTA = 1e-5
 STEPS = 20  # of losses from 0 to epsilon in the account, which is at most some thousandths above that of more
 
 
 @dataclass(frozen=True)
-class PrivateSign(Mechanism):
+class PrivateSign:
     """The exponential mechanism on two outcomes; each vote is (epsilon, 0)-private (FeedSign, Theorem D.2)."""
 
     epsilon: float  # privacy of one vote
     votes: int = 1  # votes a round
     random: Bytes = os.urandom  # makes random bytes
+
+    by_turns: ClassVar[bool] = False  # the account is of all rounds
+    affordable: ClassVar[None] = None  # rounds within a budget: there is none
 
     def draw(self, sums: Sequence[int] | NDArray[Any]) -> list[int]:
         """Returns +1 or -1 for each sum S of votes, exactly with the odds of Eq. 21.
@@ -53,6 +55,7 @@ class PrivateSign(Mechanism):
         return float(-np.logaddexp(0.0, -0.5 * self.epsilon * sums * signs).sum())
 
     def counted(self, rounds: int) -> dict[str, float]:
+        """Returns what `spent` says and takes no time to compute, for `status`."""
         votes = rounds * self.votes
         return {"epsilon_per_vote": self.epsilon, "votes": votes, "epsilon_pure": votes * self.epsilon}
 

@@ -31,10 +31,6 @@ Take = Callable[[int, bytes], None]  # an entry's number and bytes
 Stop = Callable[[], Awaitable[None]]  # ends what was begun; may be called again
 
 
-def _nothing(told: Any = None) -> None:
-    pass
-
-
 def check_run(name: str) -> str:
     """Returns a run's name, as every transport takes it.
 
@@ -59,10 +55,10 @@ class Access:
 class Events:
     """Whom an end tells what happens to its connection."""
 
-    refused: Callable[[str], None] = _nothing  # the other side does not let this end do something
-    again: Callable[[], None] = _nothing  # an interruption is over
-    noted: Callable[[str], None] = _nothing  # what a person should know; each is said once
-    failed: Callable[[NetworkError], None] = _nothing  # what is not waited for any longer
+    refused: Callable[[str], None] = lambda why: None  # the other side does not let this end do something
+    again: Callable[[], None] = lambda: None  # an interruption is over
+    noted: Callable[[str], None] = lambda what: None  # what a person should know; each is said once
+    failed: Callable[[NetworkError], None] = lambda error: None  # what is not waited for any longer
 
 
 QUIET = Events()

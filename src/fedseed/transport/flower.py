@@ -57,13 +57,11 @@ class FlowerTransport(MemoryTransport):
         grid: Flower's Grid.
         run: the run's name.
         patience: seconds after which a node that has not answered is given up.
-        again: seconds until a node that has failed is asked again; None: AGAIN_SECONDS.
     """
 
-    def __init__(self, grid: Any, run: str, patience: float = 600.0, again: float | None = None) -> None:
+    def __init__(self, grid: Any, run: str, patience: float = 600.0) -> None:
         super().__init__(run)
-        self._grid = grid
-        self._patience, self._again = patience, AGAIN_SECONDS if again is None else again
+        self._grid, self._patience = grid, patience
         self._nodes: dict[int, _Node] = {}
         self._node_of: dict[str, int] = {}  # by client
         self._there: set[int] = set()
@@ -71,10 +69,7 @@ class FlowerTransport(MemoryTransport):
         self._task: asyncio.Task[None] | None = None
 
     async def coordinator(self, events: Events = QUIET) -> "FlowerCoordinator":
-        return FlowerCoordinator(self._run, self._shared, self, events)
-
-    async def client(self, name: str, events: Events = QUIET) -> MemoryClient:
-        raise NetworkError("clients of a Flower run are its nodes (fedseed.flower.client_app)")
+        return FlowerCoordinator(self._shared, self, events)
 
     def begin(self, end: "FlowerCoordinator", rejected: Rejected) -> None:
         """Adds a coordinator that listens; with the first one, exchanges begin."""
@@ -136,7 +131,7 @@ class FlowerTransport(MemoryTransport):
         self._there = set(await asyncio.to_thread(self._grid.get_node_ids))
         for number in self._there - self._nodes.keys():
             self._nodes[number] = _Node(number)
-        for number in [number for number in self._nodes if number not in self._there]:
+        for number in self._nodes.keys() - self._there:
             await self._forget(self._nodes.pop(number))
 
     async def _forget(self, node: _Node) -> None:
@@ -219,7 +214,7 @@ class FlowerTransport(MemoryTransport):
         if node.proxy is None:
             if (other := self._speaks(node, reply.client)) is not None:
                 raise MessageError(f"it goes by the name of {reply.client}, for which node {other} speaks already")
-            node.proxy = MemoryClient(self._run, self._shared, reply.client, QUIET)
+            node.proxy = MemoryClient(self._shared, reply.client, QUIET)
             await node.proxy.listen(node.told.append)
         for name, data in zip(reply.stored, reply.contents, strict=True):
             self._shared.store(node.proxy.owner, name, data)
@@ -262,7 +257,7 @@ class FlowerTransport(MemoryTransport):
         """Notes that a node has not answered as it should; asked again later, it hears what it has missed."""
         node.failed, node.restless = node.failed + 1, 0
         self._tell_again(node, told)
-        node.urgent, node.again = True, time.monotonic() + self._again
+        node.urgent, node.again = True, time.monotonic() + AGAIN_SECONDS
         node.blobs, node.have = {}, 0
         node.why = shown(why)
         name = f"node {node.number}" if node.proxy is None else node.proxy.owner
@@ -281,8 +276,8 @@ class FlowerCoordinator(MemoryCoordinator):
     lasting = False
     resend_seconds = float("inf")  # Flower delivers, or says that it can't
 
-    def __init__(self, run: str, shared: Shared, nodes: FlowerTransport, events: Events) -> None:
-        super().__init__(run, shared, None, events)
+    def __init__(self, shared: Shared, nodes: FlowerTransport, events: Events) -> None:
+        super().__init__(shared, None, events)
         self._nodes = nodes
 
     def fail(self, why: str) -> None:

@@ -24,7 +24,7 @@ class NodeEnd(Beside, ClientEnd):
     """
 
     def __init__(self, client: str = "", events: Events = QUIET) -> None:
-        super().__init__("flower", Shared())
+        super().__init__(Shared("flower"))
         self.client = client
         self._events = events
         self._hear: Callable[[bytes], None] | None = None

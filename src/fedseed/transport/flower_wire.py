@@ -6,8 +6,8 @@ the node answers with all that it has to say.
     down  number     of the exchange with this node: one that is missing was lost
           since, entries, end, over     log entries after number `since`; the log's last number (-1: no log); is it over
           told       what was broadcast
-          names, blobs, sizes           the coordinator's blobs by name, with those that the node lacks
-          limits, kept                  bytes that the node may store (-1: any number), and what it stores, by name
+          names, lacking, blobs         sizes of the coordinator's blobs by name (JSON), and those that the node lacks
+          limit, kept                   bytes that the node may store (-1: any number), and what it stores, by name
           asked, answers                the node's questions that have been answered
     up    have       the number of the last log entry that the node holds
           heard      whether it could make use of what it was told

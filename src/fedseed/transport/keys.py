@@ -5,7 +5,6 @@ coordinator's object store and what goes to everybody, and gets replies in an in
 say whose signatures to expect (signatures.py).
 """
 
-import datetime
 import ipaddress
 import json
 import os
@@ -13,12 +12,16 @@ import re
 import secrets
 import shlex
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import nkeys
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedseed.errors import FedseedError, RecipeError, to_install
+from fedseed.errors import FedseedError, RecipeError
 from fedseed.text import shown
 from fedseed.transport.base import check_run
 from fedseed.transport.signatures import key_file
@@ -28,26 +31,10 @@ LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})  # nobody elsewhere is to r
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
-class Validity(NamedTuple):
-    """How many days certificates are valid, and since when; None: since now."""
-
-    days: int = 365
-    since: datetime.datetime | None = None
-
-
-VALID = Validity()
-
-
 def make(
-    run: str,
-    out: Path,
-    clients: Sequence[str],
-    hosts: Sequence[str],
-    port: int,
-    valid: Validity = VALID,
-    recipe: str = "recipe.toml",
-    own_data: bool = False,
-) -> list[str]:
+    run: str, out: Path, clients: Sequence[str], hosts: Sequence[str], port: int, days: int = 365,
+    recipe: str = "recipe.toml", own_data: bool = False,
+) -> list[str]:  # fmt: skip
     """Writes keys, certificates and configuration into a new folder; returns what to do with them, line by line.
 
     The lines are for a shell: comments, and the commands that each party types.
@@ -58,12 +45,12 @@ def make(
         clients: names; "NAME=A,B" makes one key, called NAME, for a process that hosts clients A and B.
         hosts: names and addresses of the server, for its certificate.
         port: the server's port.
-        valid: how long the certificates are valid.
+        days: for how many the certificates are valid.
         recipe: the recipe's file, for the commands.
         own_data: whether each client has data of its own, for the commands.
 
     Raises:
-        FedseedError: the folder exists, or the library for certificates is missing.
+        FedseedError: the folder exists.
         RecipeError: the run's or a client's name is not valid, or is used twice; a host or the port is not valid.
     """
     check_run(run)
@@ -82,11 +69,11 @@ def make(
              for name in ("coordinator", "watcher", *hosted)}  # fmt: skip
     public = {name: nkeys.from_seed(seed.encode()).public_key.decode() for name, seed in seeds.items()}
     signers = [(client, public[name]) for name, part in hosted.items() for client in part]
-    for name, seed in seeds.items():
-        coordinating = name == "coordinator"
-        content = key_file(seed, None, signers) if coordinating else key_file(seed, public["coordinator"])
+    known = {name: key_file(seed, public["coordinator"]) for name, seed in seeds.items()}
+    known["coordinator"] = key_file(seeds["coordinator"], None, signers)
+    for name, content in known.items():
         _write_secret(out / f"{name}.nk", content.encode())
-    _certificates(out, hosts, valid)
+    _certificates(out, hosts, days)
     text = configuration(Subjects(run), public, hosted, port, out.resolve())
     if set(hosts) <= LOCAL:  # by default it listens on all of the machine's addresses
         text = f'host: "{hosts[0]}"\n{text}'
@@ -154,12 +141,8 @@ def permissions(subjects: Subjects, clients: Sequence[str]) -> tuple[list[str], 
     subscribe = [subjects.down, subjects.entries]
     for client in clients:
         own = subjects.bucket(client)
-        publish += [
-            subjects.up(client, ">"),
-            f"$O.{own}.>",
-            f"$JS.API.STREAM.INFO.OBJ_{own}",
-            f"$JS.API.STREAM.PURGE.OBJ_{own}",
-        ]
+        publish += [subjects.up(client, ">"), f"$O.{own}.>"]
+        publish += [f"$JS.API.STREAM.{act}.OBJ_{own}" for act in ("INFO", "PURGE")]
         subscribe.append(subjects.inbox(client) + ".>")
     return publish, subscribe
 
@@ -185,9 +168,7 @@ def configuration(
         )
 
     run = f"{subjects.root}.>"
-    objects = f"$O.{subjects.stream}--"
     own = [f"$O.{subjects.bucket(c)}.>" for listed in hosted.values() for c in listed]
-    assert all(subject.startswith(objects) for subject in own)
     user(
         "coordinator",
         [run, f"$O.{subjects.bucket()}.>", *own, "$JS.API.>", "$JS.FC.>"],
@@ -208,17 +189,10 @@ def configuration(
     )
 
 
-def _certificates(out: Path, hosts: Sequence[str], valid: Validity) -> None:
+def _certificates(out: Path, hosts: Sequence[str], days: int) -> None:
     """Writes an authority's certificate, and the server's, signed by it. The authority's key is not kept."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-    except ImportError as error:
-        raise FedseedError(f"certificates need the package cryptography: {to_install('sign')}") from error
-    start = valid.since or datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
-    end = start + datetime.timedelta(days=valid.days)
+    start = datetime.now(UTC) - timedelta(minutes=5)
+    end = start + timedelta(days=days)
 
     def name(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # a common name holds no more

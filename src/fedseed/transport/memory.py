@@ -21,7 +21,8 @@ Reply = Callable[[bytes], None]
 class Shared:
     """What a server would keep of a run, and who is connected."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: str) -> None:
+        self.run = run
         self.lock = threading.RLock()
         self.ends: list[MemoryEnd] = []
         self.forget()
@@ -75,37 +76,31 @@ class MemoryTransport(base.Transport):
     """The way to a run whose ends are all in this process."""
 
     def __init__(self, run: str) -> None:
-        self._run, self._shared = run, Shared()
+        self._shared = Shared(run)
 
     async def coordinator(self, events: base.Events = base.QUIET) -> "MemoryCoordinator":
-        return MemoryCoordinator(self._run, self._shared, None, events)
+        return MemoryCoordinator(self._shared, None, events)
 
     async def client(self, name: str, events: base.Events = base.QUIET) -> "MemoryClient":
-        return MemoryClient(self._run, self._shared, name, events)
+        return MemoryClient(self._shared, name, events)
 
     async def watcher(self) -> "MemoryEnd":
-        return MemoryEnd(self._run, self._shared, None, base.QUIET)
+        return MemoryEnd(self._shared, None, base.QUIET)
 
 
 class Beside(base.End):
-    """An end in the process that keeps what it reads: a run's log, and blobs.
-
-    Args:
-        run: the run's name.
-        shared: what is kept.
-    """
+    """An end in the process that keeps what it reads: a run's log, and blobs."""
 
     largest = 256 * 1024
 
-    def __init__(self, run: str, shared: Shared) -> None:
-        self._run = run
+    def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._following: dict[object, tuple[int, base.Take]] = {}  # who reads the log: the last entry it has had
         self._closed = False
 
     def _open(self) -> None:
         if self._closed:
-            raise NetworkError(f"the connection to run {self._run} is closed")
+            raise NetworkError(f"the connection to run {self._shared.run} is closed")
 
     async def _reach(self) -> Shared:
         """Returns what is kept, once it is sure to be the newest. Raises NetworkError if the end is closed."""
@@ -145,7 +140,7 @@ class Beside(base.End):
         if blob is None:
             raise MessageError(f"the object {name} can't be had: it is not there")
         if len(blob) != size:
-            raise MessageError(f"an object of {len(blob)} bytes, {size:,} were announced")
+            raise MessageError(f"an object of {len(blob):,} bytes, {size:,} were announced")
         return blob
 
     async def close(self) -> None:
@@ -157,7 +152,6 @@ class MemoryEnd(Beside):
     """An end at a hub.
 
     Args:
-        run: the run's name.
         shared: the run.
         owner: whose blobs are put here; None: the coordinator's.
         events: told if the end can't go on; it is never interrupted.
@@ -165,22 +159,18 @@ class MemoryEnd(Beside):
 
     hears = False  # whether it listens
 
-    def __init__(self, run: str, shared: Shared, owner: str | None, events: base.Events) -> None:
-        super().__init__(run, shared)
+    def __init__(self, shared: Shared, owner: str | None, events: base.Events) -> None:
+        super().__init__(shared)
         self.owner = owner
         self._events = events
         self._loop = asyncio.get_running_loop()
         with shared.lock:
             shared.ends.append(self)
 
-    def stir(self) -> None:
-        """Let those who follow the log look again."""
-        self._call(self.hand_out)
-
     def _call(self, act: Callable[[], object]) -> None:
-        """Do something in this end's event loop, from whatever thread."""
+        """Do something in this end's event loop, from whatever thread, unless it is closed by then."""
         with suppress(RuntimeError):  # its loop is closed: nobody is there any more
-            self._loop.call_soon_threadsafe(act)
+            self._loop.call_soon_threadsafe(lambda: None if self._closed else act())
 
     async def status(self, seconds: float) -> bytes | None:
         return await self._answer([one.tell_status for one in self._shared.listeners(MemoryCoordinator)], seconds)
@@ -192,7 +182,7 @@ class MemoryEnd(Beside):
         answer: asyncio.Future[bytes] = self._loop.create_future()
 
         def reply(data: bytes) -> None:
-            self._call(lambda: None if answer.done() or self._closed else answer.set_result(data))
+            self._call(lambda: None if answer.done() else answer.set_result(data))
 
         for ask in asked:
             ask(reply)
@@ -222,7 +212,7 @@ class MemoryClient(MemoryEnd, base.ClientEnd):
 
     def tell(self, data: bytes) -> None:
         """Something was broadcast."""
-        self._call(lambda: None if self._closed else self._take(data))
+        self._call(lambda: self._take(data))
 
     def _asked(self, client: str, what: str, data: bytes) -> list[Callable[[Reply | None], None]]:
         """Returns what tells each coordinator."""
@@ -249,11 +239,11 @@ class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd):
 
     def tell(self, sender: str, what: str, data: bytes, reply: Reply | None) -> None:
         """A client has sent something."""
-        self._call(lambda: None if self._closed else self._mail.put_nowait((sender, what, data, reply)))
+        self._call(lambda: self._mail.put_nowait((sender, what, data, reply)))
 
     def tell_status(self, reply: Reply) -> None:
         """Somebody asks."""
-        self._call(lambda: None if self._closed else reply(self._status()))
+        self._call(lambda: reply(self._status()))
 
     async def _read_mail(self, receive: base.Receive) -> None:
         while True:
@@ -273,7 +263,7 @@ class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd):
         with shared.lock:
             if last is None and shared.log is None:
                 shared.log = []
-        return MemoryLogWriter(self._run, last or 0, shared)
+        return MemoryLogWriter(shared.run, last or 0, shared)
 
     async def allow(self, owner: str | None, most: int | None) -> None:
         shared = await self._reach()
@@ -306,7 +296,7 @@ class MemoryLogWriter(base.LogWriter):
                 raise base.Fenced(log[self.last] if len(log) > self.last else None)
             log.append(_copy(entry))
             for end in self.shared.ends:
-                end.stir()
+                end._call(end.hand_out)
 
     async def finish(self) -> None:
         self.shared.over = True

@@ -4,8 +4,11 @@ Who has a key signs what it sends, and believes only what is signed (signatures.
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import nats.errors
@@ -15,23 +18,15 @@ from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from fedseed.errors import FedseedError, NetworkError
 from fedseed.transport import base
-from fedseed.transport.nats_connection import Guarded, connect
-from fedseed.transport.nats_hearing import Answer, Hearing, Pulse, Questions, room_to_send
-from fedseed.transport.nats_log import (
-    LOST_SECONDS,
-    OVER,
-    REQUEST_SECONDS,
-    RETRY_SECONDS,
-    LogFollower,
-    NatsLogWriter,
-    is_missing,
-    stored,
-)
+from fedseed.transport.nats_connection import REQUEST_SECONDS, RETRY_SECONDS, Guarded, connect
+from fedseed.transport.nats_hearing import Hearing, Pulse, Questions
+from fedseed.transport.nats_log import LOST_SECONDS, OVER, LogFollower, NatsLogWriter, is_missing, stored
 from fedseed.transport.nats_objects import ObjectsEnd
 from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects, name_of
 
 AGAIN_SECONDS = 1.0  # after which a question is asked once more: it may have been one of too many
+UNSENT_BYTES = 1 << 20  # of answers, beyond which nobody is answered until they are on their way
 NOBODY_LISTENS = "503"  # the server's own answer
 MORE = "docs/federation.md says what that means"
 
@@ -45,39 +40,33 @@ def explained(what: str) -> Iterator[None]:
         raise NetworkError(f"{what}: {error or type(error).__name__}") from error
 
 
+@dataclass(eq=False)
 class NatsEnd(ObjectsEnd):
-    """What the ends have in common.
+    """What the ends have in common."""
 
-    Args: those of `ObjectsEnd`, and
-        events: told what happens.
-    """
+    events: base.Events  # told what happens
 
     largest = 256 * 1024  # a server takes 1 MiB by default
     asks_as: ClassVar[str] = "watcher"  # for the status
     silences: ClassVar[int] = 2  # of the server, a second apart, before there is no coordinator: one may come back
 
-    def __init__(
-        self, connection: Guarded, subjects: Subjects, owner: str | None, signatures: Signatures, events: base.Events
-    ) -> None:
-        super().__init__(connection, subjects, owner, signatures)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._followers: list[LogFollower] = []
         self._head: tuple[int, bytes] | None = None  # of the log's chain, at the last entry that was read
-        self._events = events
         self._told: set[str] = set()
-        if signatures.coordinator is None:
-            why = "the key file does not name the coordinator's key" if signatures.own is not None else "no key"
+        if self.signatures.coordinator is None:
+            why = "the key file does not name the coordinator's key" if self.signatures.own is not None else "no key"
             self.unproven = f"{why}: it is not proven that what comes is the coordinator's ({MORE})"
 
     async def status(self, seconds: float) -> bytes | None:
         found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        silences = 0
+        silences = itertools.count(1)
 
         async def take(message: Msg) -> None:
-            nonlocal silences
             if not found.done():
                 if (message.headers or {}).get("Status") == NOBODY_LISTENS and message.subject == inbox:
-                    silences += 1
-                    if silences == self.silences:
+                    if next(silences) == self.silences:
                         found.set_result(None)
                 elif self.signatures.of_coordinator(message.subject, message.data, message.headers):
                     found.set_result(message.data)
@@ -101,11 +90,6 @@ class NatsEnd(ObjectsEnd):
                     await subscription.unsubscribe()
 
     async def log(self) -> base.Log | None:
-        """Returns the stream's last sequence number, and whether its description says that it was ended.
-
-        Raises:
-            NetworkError: JetStream is missing, or this key may not ask.
-        """
         try:
             info = await self.connection.jetstream(timeout=REQUEST_SECONDS).stream_info(self.subjects.stream)
             return base.Log(int(info.state.last_seq), info.config.description == OVER)
@@ -151,11 +135,11 @@ class NatsEnd(ObjectsEnd):
     def _log_lost(self, for_good: bool) -> None:
         lost = base.LogLostError(self.subjects.run)
         if for_good:
-            self._events.failed(
+            self.events.failed(
                 NetworkError(f"{lost}, and nobody has put it there again: start `fedseed serve`, then this again")
             )
         else:
-            self._events.noted(
+            self.events.noted(
                 f"{lost}: waiting until it is put there again by `fedseed serve`, at most {LOST_SECONDS:.0f} s"
             )
 
@@ -163,7 +147,7 @@ class NatsEnd(ObjectsEnd):
         """Say something once."""
         if text not in self._told:
             self._told.add(text)
-            self._events.noted(text)
+            self.events.noted(text)
 
     async def close(self) -> None:
         for follower in self._followers:
@@ -250,23 +234,20 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
 
     async def listen(self, receive: base.Receive, status: Callable[[], bytes], rejected: base.Rejected) -> None:
         self._rejected, clients, askers, subjects = rejected, self._clients, self._askers, self.subjects
-        self._questions = Questions(askers, subjects, status, self._answers(askers))
-        answers = self._answers(self.connection)
-        self._hearing = Hearing(clients, subjects, self.signatures, receive, answers, rejected)
+        self._questions = Questions(askers, subjects, status, partial(self._answer, askers))
+        answer = partial(self._answer, self.connection)
+        self._hearing = Hearing(clients, subjects, self.signatures, receive, answer, rejected)
         for part in (self._questions, self._hearing, self._pulse):
             await part.begin()
         with explained("the server does not answer"):
             for connection in (askers, clients):
                 await settled(connection)
 
-    def _answers(self, connection: Guarded) -> Answer:
-        """Returns what sends answers on a connection."""
-
-        async def answer(subject: str, data: bytes) -> None:
-            await room_to_send(connection)
-            await self._publish(subject, data, connection)
-
-        return answer
+    async def _answer(self, connection: Guarded, subject: str, data: bytes) -> None:
+        """Send an answer once the server has taken those before: ten thousand go as fast as it reads."""
+        while connection.pending_data_size > UNSENT_BYTES and connection.is_connected:
+            await asyncio.sleep(0.001)
+        await self._publish(subject, data, connection)
 
     def dropped(self, subject: str) -> None:
         """There was no room for a message: its subject says whose name it came in."""

@@ -22,6 +22,8 @@ from fedseed.transport.subjects import Subjects
 
 T = TypeVar("T")
 CONNECT_SECONDS = 5
+REQUEST_SECONDS = 5.0
+RETRY_SECONDS = 0.2
 MOST_SUBJECTS = (4 << 10) - 32  # bytes of a subject and a reply subject: a server ends connections with longer lines
 MOST_HEADERS = 4 << 10  # bytes of a message's headers: a signature, a place and the server's own take a few hundred
 
@@ -160,23 +162,14 @@ async def connect(access: Access, subjects: Subjects, name: str, events: Events 
         events.again()
 
     options: dict[str, Any] = {"allow_reconnect": False, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2}
-    if context is not None:
-        options["tls"] = context
-    if key is not None:
-        options["nkeys_seed_str"] = seed_of(key)
-    scheme = "tls" if context is not None else "nats"
+    seed = None if key is None else seed_of(key)
     connecting = asyncio.create_task(
         client.connect(
-            f"{scheme}://{place}",
-            name=f"fedseed {name}",
-            error_cb=failed,
-            reconnected_cb=reconnected,
-            connect_timeout=CONNECT_SECONDS,
-            inbox_prefix=subjects.inbox(name),
-            ping_interval=20,
-            **options,
+            f"{'nats' if context is None else 'tls'}://{place}", name=f"fedseed {name}", tls=context,
+            nkeys_seed_str=seed, error_cb=failed, reconnected_cb=reconnected, connect_timeout=CONNECT_SECONDS,
+            inbox_prefix=subjects.inbox(name), ping_interval=20, **options,
         )
-    )
+    )  # fmt: skip
     await asyncio.wait({connecting}, timeout=1.4 * CONNECT_SECONDS)  # the library may wait for ever while it gives up
     try:
         if not connecting.done():
@@ -222,6 +215,6 @@ def _explained(error: Exception, place: str, key: Path | None, ca: Path | None) 
             return NetworkError(f"{place}: can't be reached: nothing listens there; is nats-server running?")
         if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
             return NetworkError(f"{place}: can't be reached: {cause.strerror or cause}")
-    if isinstance(error, (asyncio.TimeoutError, TimeoutError, nats.errors.TimeoutError)):
+    if isinstance(error, TimeoutError):
         return NetworkError(f"{place}: can't be reached: no answer within {CONNECT_SECONDS} s")
     return NetworkError(f"{place}: can't connect: {error or type(error).__name__}")

@@ -31,7 +31,6 @@ IN_A_ROW = 8  # messages that are looked at before others get a turn, and more a
 PENDING_BYTES = 16 << 20  # of messages that wait to be looked at; what exceeds them is dropped, and sent again
 STATUS_SECONDS = 0.1  # between two answers about the status: many may ask
 PENDING_QUESTIONS = 4 << 20  # bytes of questions for the status that wait: questions may be empty
-UNSENT_BYTES = 1 << 20  # of answers, beyond which nobody is answered until they are on their way
 TOO_MANY = "one of too many messages at once: it was not looked at"
 
 Answer = Callable[[str, bytes], Awaitable[None]]  # subject, data
@@ -47,13 +46,6 @@ class Turns(Generic[T]):
     _lines: dict[Hashable, deque[tuple[T, int]]] = field(default_factory=dict)  # those with messages, in turn
     _sizes: Counter[Hashable] = field(default_factory=Counter)  # bytes of each line
     _some: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __len__(self) -> int:
-        """Returns how many messages wait."""
-        return sum(map(len, self._lines.values()))
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
 
     def put(self, whose: Hashable, message: T, size: int) -> None:
         """Adds a message that waits, or drops this one or others where there is no room.
@@ -154,7 +146,7 @@ class Hearing(Working):
     async def _keep_looking(self) -> None:
         turn = 0
         while True:
-            if not self._turns:  # waiting for the next message lets others have their turn
+            if not self._turns.bytes:  # waiting for the next message lets others have their turn
                 turn = 0
             said = await self._turns.next()
             try:
@@ -207,12 +199,6 @@ class Questions(Working):
             for name in RESERVED:
                 await self.answer(self.subjects.statuses(name), answer)
             await asyncio.sleep(STATUS_SECONDS)
-
-
-async def room_to_send(connection: Client) -> None:
-    """Waits until the server has taken what it was sent, so that ten thousand answers go as fast as it reads."""
-    while connection.pending_data_size > UNSENT_BYTES and connection.is_connected:
-        await asyncio.sleep(0.001)
 
 
 @dataclass(eq=False)

@@ -17,15 +17,13 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import NetworkError
 from fedseed.transport.base import Fenced, Interrupted, LogLostError, LogOlderError, LogWriter, Take, Working
-from fedseed.transport.nats_connection import Guarded
+from fedseed.transport.nats_connection import REQUEST_SECONDS, RETRY_SECONDS, Guarded
 from fedseed.transport.signatures import Chain, signature_in
 from fedseed.transport.subjects import Subjects
 
-REQUEST_SECONDS = 5.0
 ANSWER_SECONDS = 30.0  # for a message that was asked for, behind others
 MOST_ASKED = 256  # messages at a time
 ASKED_BYTES = 2 << 20  # of messages that are asked for at a time
-RETRY_SECONDS = 0.2
 SILENCE_SECONDS = 5.0  # after which a stream is asked whether there is more
 MISSING_SECONDS = 1.0  # for which a stream must have been missing: `serve --fresh` makes it again at once
 LOST_SECONDS = 3600.0  # for which one that was lost is waited for, as interruptions are

@@ -9,8 +9,10 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import nats.errors
 from nats.js import api
@@ -18,8 +20,8 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.transport.base import End, Interrupted
-from fedseed.transport.nats_connection import Guarded
-from fedseed.transport.nats_log import RETRY_SECONDS, Stored, stored
+from fedseed.transport.nats_connection import RETRY_SECONDS, Guarded
+from fedseed.transport.nats_log import stored
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
 
@@ -117,11 +119,13 @@ class ObjectsEnd(End):
         stream, subject = f"OBJ_{self.subjects.bucket(owner)}", self.subjects.chunks(owner, name)
         attempt, chunks, there = "", dict[int, bytes](), 0
         why = f"the object {name} can't be had: it is not there"
+        checks = self.signatures
+        is_owners: Callable[..., bool] = checks.of_coordinator if owner is None else partial(checks.of_client, owner)
         with suppress(NotFoundError):
             async with aclosing(stored(self.connection, stream, subject=subject)) as messages:
                 async for message in messages:
                     place = _PLACE.fullmatch((message.headers or {}).get(PLACE, ""))
-                    if place is None or not self._is_owners(owner, subject, message, place[0]):
+                    if place is None or not is_owners(subject, message.data, message.headers, place[0].encode()):
                         continue
                     if int(place[3]) != size:
                         why = f"an object of {int(place[3]):,} bytes, {size:,} were announced"
@@ -135,9 +139,3 @@ class ObjectsEnd(End):
                     if there == size:
                         return b"".join(chunks[number] for number in sorted(chunks))
         raise MessageError(why)
-
-    def _is_owners(self, owner: str | None, subject: str, chunk: Stored, place: str) -> bool:
-        signed = subject, chunk.data, chunk.headers, place.encode()
-        if owner is None:
-            return self.signatures.of_coordinator(*signed)
-        return self.signatures.of_client(owner, *signed)

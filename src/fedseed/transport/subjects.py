@@ -10,12 +10,10 @@ fedseed.RUN.in.watcher.all      the status, for all who ask; fedseed.RUN.in.coor
 """
 
 import hashlib
-import re
 import unicodedata
 from functools import lru_cache
+from urllib.parse import quote, unquote_to_bytes
 
-_PLAIN = re.compile(rb"[A-Za-z0-9_-]")
-_ESCAPED = re.compile(r"=([0-9A-F]{2})|([A-Za-z0-9_-])")
 RESERVED = ("coordinator", "watcher")
 MOST_BYTES = 128  # of a client's name in UTF-8: file names and subjects are made of it
 _BETWEEN = "._-@+ "  # what a name may have besides letters and digits
@@ -44,16 +42,15 @@ def name_problem(name: str) -> str | None:
 @lru_cache(4096)
 def token(name: str) -> str:
     """Returns a client's name as one part of a subject: letters, digits, - and _ stay, other bytes become =XX."""
-    return "".join(chr(byte) if _PLAIN.match(bytes([byte])) else f"={byte:02X}" for byte in name.encode())
+    return quote(name, safe="").replace("%", "=").replace(".", "=2E").replace("~", "=7E")
 
 
 @lru_cache(4096)  # each message's subject is looked at
 def name_of(part: str) -> str | None:
     """Returns the inverse of `token`; None for a part that is nobody's token."""
-    data = bytes(int(m[1], 16) if m[1] else ord(m[2]) for m in _ESCAPED.finditer(part))
     try:
-        name = data.decode()
-    except UnicodeDecodeError:
+        name = unquote_to_bytes(part.replace("=", "%")).decode()
+    except UnicodeError:
         return None
     return name if token(name) == part else None
 
@@ -65,10 +62,8 @@ class Subjects:
         self.run = run
         self.root = f"fedseed.{run}"  # what all subjects of the run begin with
         self.stream = f"fedseed--{run}"
-        self.log = f"{self.root}.log"  # the stream's subject
-        self.entries = f"{self.root}.entries"  # what is stored there, repeated
-        self.down = f"{self.root}.down"  # coordinator to everybody
-        self.status = f"{self.root}.status"  # questions to the coordinator
+        self.log, self.entries = f"{self.root}.log", f"{self.root}.entries"
+        self.down, self.status = f"{self.root}.down", f"{self.root}.status"
 
     def up(self, client: str, what: str) -> str:
         """From a client."""

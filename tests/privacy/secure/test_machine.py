@@ -43,7 +43,7 @@ class Rounds(RuleBasedStateMachine):
         liars = random.sample(range(count), random.randint(0, count - max(self.threshold, 3)))
         self.liars = {client: random.choice(LIES) for client in liars}
         self.identities = {n: Ed25519PrivateKey.generate() for n in range(count)}
-        self.known = {n: keys.identity_bytes(key) for n, key in self.identities.items()}
+        self.known = {n: keys.public(key) for n, key in self.identities.items()}
         self.known = random.choice([self.known, None])
         self.ahead = random.randint(1, 3)
         self.opened = dict.fromkeys(self.identities, 0)  # as in their files
@@ -208,7 +208,7 @@ class Adversary(RuleBasedStateMachine):
         helping = random.randint(0, 2 * self.threshold - self.count - 1)  # threshold > (count + helping) / 2
         self.helpers = set(random.sample(range(self.count), min(helping, self.threshold - 1)))
         self.identities = {n: Ed25519PrivateKey.generate() for n in range(self.count)}
-        self.known = {n: keys.identity_bytes(key) for n, key in self.identities.items()}
+        self.known = {n: keys.public(key) for n, key in self.identities.items()}
         self.clients = {n: self.started(n) for n in self.identities}
         self.setups = []  # terms, bundles, members by client, and by place the signatures of each list
         self.shares = {}  # by (setup, dealer, place, own): who has said one
@@ -235,14 +235,8 @@ class Adversary(RuleBasedStateMachine):
     def keys_and_shares(self, seed):
         random = Random(seed)
         asked = tuple(sorted(random.sample(range(self.count), random.randint(max(3, self.threshold), self.count))))
-        terms = Terms(
-            random.randbytes(8),
-            random.randint(1, 2),
-            random.choice([0, 0, 1, 2]),
-            random.choice([1, 1, 2]),
-            self.threshold,
-            asked,
-        )
+        first, attempt, count = random.randint(1, 2), random.choice([0, 0, 1, 2]), random.choice([1, 1, 2])
+        terms = Terms(random.randbytes(8), first, attempt, count, self.threshold, asked)
         said = {c: answer for c in asked if (answer := self.hear(c, terms.encode())) is not None}
         bundles = {c: Bundle.decode(answer[9:], terms.count) for c, answer in said.items()}
         ask = share_ask(terms.setup, bundles)
@@ -267,10 +261,14 @@ class Adversary(RuleBasedStateMachine):
                     for own in (False, True):
                         self.shares.setdefault((terms.setup, dealer, at, own), set()).add(holder)
 
+    def one_setup(self, random):
+        """The newest as a rule, if there is one."""
+        return random.choices([self.setups[-1:], self.setups[-2:-1], self.setups[:1]], [6, 1, 1])[0]
+
     @rule(seed=SEEDS)
     def vectors(self, seed):
         random = Random(seed)
-        for terms, members, _ in random.choices([self.setups[-1:], self.setups[-2:-1], self.setups[:1]], [6, 1, 1])[0]:
+        for terms, members, _ in self.one_setup(random):
             at = random.randrange(terms.count)
             for client in members:
                 if random.random() < 0.9:
@@ -280,7 +278,7 @@ class Adversary(RuleBasedStateMachine):
                         self.clients[client].masked(terms.round + at, attempt, words)
                     except MessageError:
                         continue
-                    newest = self.clients[client]._for(terms.round + at, attempt).terms.setup
+                    newest = self.clients[client]._for(terms.round + at, attempt)[0].terms.setup
                     # a seed may come twice, and a setup with it
                     against = next(m[client] for t, m, _ in self.setups if t.setup == newest and client in m)
                     self.masked.setdefault((newest, at), {})[client] = against
@@ -289,9 +287,7 @@ class Adversary(RuleBasedStateMachine):
     def opening(self, seed):
         """Lists are signed, and shares asked for, of each client with its own list or another's."""
         random = Random(seed)
-        for terms, members, signed in random.choices(
-            [self.setups[-1:], self.setups[-2:-1], self.setups[:1]], [6, 1, 1]
-        )[0]:
+        for terms, members, signed in self.one_setup(random):
             at = random.randrange(terms.count)
             about = terms.round + at, terms.attempt if at == 0 else 0
             there = sorted(self.masked.get((terms.setup, at), {}))

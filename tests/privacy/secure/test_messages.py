@@ -126,11 +126,8 @@ def test_what_is_said_of_a_round():
 
 def test_what_a_client_signs_says_who_answers_which_ask_knowing_which_keys():
     about = [b"agreed", 7, b"a" * 32, b"said"]
-    whole = told(*about)
-    assert (
-        whole
-        == b"fedseed secure sums: answer" + sha256(b"agreed").digest() + struct.pack("<I", 7) + b"a" * 32 + b"said"
-    )
+    who, whole = b"fedseed secure sums: answer" + sha256(b"agreed").digest() + struct.pack("<I", 7), told(*about)
+    assert whole == who + b"a" * 32 + b"said"
     for at, other in enumerate((b"", 8, b"b" * 32, b"sai")):
         assert told(*about[:at], other, *about[at + 1 :]) != whole
 

@@ -29,6 +29,13 @@ def plain(clients):
     return sum((VALUES[c] for c in clients), start=np.zeros(5, FORM.dtype))
 
 
+def opened(room, *about, **more):
+    """Whose vectors are in the sum of a whole round, which is the plain one."""
+    total, survivors = room.total(VALUES, *about, **more)
+    assert (total == plain(survivors)).all()
+    return survivors
+
+
 # -- the parts -------------------------------------------------------------------------------------------------------
 
 
@@ -80,10 +87,11 @@ def test_words_by_hand():
 
 def test_masks_cancel_and_a_key_is_needed():
     one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
-    key, same = keys.pair_key(one, keys.public(other), b"r"), keys.pair_key(other, keys.public(one), b"r")
+    key, same = (keys.pair_key(mine, keys.public(theirs), b"r", 0) for mine, theirs in ((one, other), (other, one)))
     up, down = keys.pair_mask(key, 1, 2, 7, FORM), keys.pair_mask(same, 2, 1, 7, FORM)
     assert not (up + down).any() and up.any()
-    assert key == same != keys.pair_key(one, keys.public(other), b"s")
+    assert key == same != keys.pair_key(one, keys.public(other), b"s", 0)
+    assert key != keys.pair_key(one, keys.public(other), b"r", 1)
     with pytest.raises(MessageError, match="no secret key has"):
         keys.check_public(bytes(32))
     key = bytes(32)
@@ -104,8 +112,7 @@ def test_below_the_threshold_nothing_is_opened_and_the_round_can_be_repeated(mom
         room.total(VALUES)
     assert not any(phase is Phase.OPEN for _, phase, _ in room.heard)  # nobody was even asked for a share
     room.gone = {}
-    total, survivors = room.total(VALUES, attempt=1)
-    assert survivors == [0, 1, 2, 3, 4] and (total == plain(survivors)).all()
+    assert opened(room, attempt=1) == [0, 1, 2, 3, 4]
 
 
 def test_a_round_is_lost_if_too_few_say_their_shares_and_the_next_one_goes_on():
@@ -118,25 +125,18 @@ def test_a_round_is_lost_if_too_few_say_their_shares_and_the_next_one_goes_on():
     room.gone = {}
     with pytest.raises(OpenedBeforeError):
         room.prepare(1, 1)
-    total, survivors = room.total(VALUES, 2)
-    assert survivors == [0, 1, 2, 3, 4] and (total == plain(survivors)).all()
+    assert opened(room, 2) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, "vector"])
-def test_a_threshold_of_two_opens_no_sum_of_two(moment):
+def test_a_threshold_of_two_opens_no_sum_of_two_and_no_client_signs_one(moment):
     room = Room(3, 2)
     room.gone = {moment: [2]}
     with pytest.raises(TooFewError, match=r"2 clients .*: 3 are needed"):
         room.total(VALUES)
     room.gone = {Phase.OPEN: [2]}
-    total, survivors = room.total(VALUES, attempt=1)  # two say their shares: of a sum of three
-    assert survivors == [0, 1, 2] and (total == plain(survivors)).all()
-
-
-def test_a_client_signs_no_sum_of_two():
-    room = Room(3, 2)
-    room.prepare()
-    room.vectors(VALUES)
+    assert opened(room, attempt=1) == [0, 1, 2]  # two say their shares: of a sum of three
+    room, _ = ready(clients=3, threshold=2)
     with pytest.raises(MessageError, match="2 survivors: 3 are needed"):
         signed_by(room, [0], [0, 1])
 
@@ -147,15 +147,14 @@ def test_keys_last_for_some_rounds_and_serve_once():
     for round in range(1, 8):
         room.gone = {"vector": [2]} if round == 2 else {}
         setups.add(room.prepare(round).terms.setup)
-        total, survivors = room.total(VALUES, round)
-        assert (total == plain(survivors)).all()
+        opened(room, round)
         assert (room.summing.setup is None) == (round == 2)  # whoever comes back may have lost its keys
     assert len(setups) == 3
     with pytest.raises(MessageError, match="another vector was masked"):
         room.clients[0].masked(7, 0, VALUES[1])
     assert room.clients[0].masked(7, 0, VALUES[0]) == room.clients[0].masked(7, 0, VALUES[0])
-    total, survivors = room.total(VALUES, 8, clients=[0, 2, 3])  # others: new keys, though there were some left
-    assert survivors == [0, 2, 3] and room.summing.setup.terms.setup not in setups
+    assert opened(room, 8, clients=[0, 2, 3]) == [0, 2, 3]  # others: new keys, though there were some left
+    assert room.summing.setup.terms.setup not in setups
 
 
 # -- who breaks the rules --------------------------------------------------------------------------------------------
@@ -220,8 +219,8 @@ def test_a_coordinator_that_tampers_with_what_it_carries_frames_nobody():
         return ask[:9] + numbers(members) + b"".join(parts)
 
     room.asked = asked
-    total, survivors = room.total(VALUES)
-    assert (total == plain(survivors)).all() and not room.summing.barred
+    opened(room)
+    assert not room.summing.barred
     assert room.summing.doubted == {0: "its answer is not signed with its key"}
 
 
@@ -294,12 +293,10 @@ def test_signatures_are_of_the_keys_of_this_setup(monkeypatch):
     """Who signs is known, and so are keys of an earlier run, whose secrets may have been told since: a coordinator that
     names its setup as it did then can't pass its signatures on."""
     monkeypatch.setattr("fedseed.privacy.secure.summing.token_bytes", bytes)
-    identities = [Ed25519PrivateKey.generate() for _ in range(5)]
-    known = {n: keys.identity_bytes(key) for n, key in enumerate(identities)}
-    everybody, told = [0, 1, 2, 3, 4], []
+    first, everybody, told = Room(known=True), [0, 1, 2, 3, 4], []
     for _ in range(2):
         room = Room()
-        room.clients = {n: SecureClient(n, 3, FORM, key, known) for n, key in enumerate(identities)}
+        room.clients = {n: SecureClient(n, 3, FORM, c.identity, first.known) for n, c in first.clients.items()}
         room.prepare()
         room.vectors(VALUES)
         told.append((room, signed_by(room, everybody, everybody)))
@@ -378,27 +375,26 @@ def test_attempts_are_masked_in_their_order():
         room.vectors(VALUES, 1, 1)
 
 
+def start_again(room, folder):
+    room.clients = {number: SecureClient(number, 3, FORM, place=folder / str(number)) for number in range(5)}
+
+
 def test_a_client_that_is_started_again_remembers_what_it_has_opened(tmp_path):
     room = Room(ahead=3)
-
-    def started(number):
-        return SecureClient(number, 3, FORM, place=tmp_path / "run" / str(number))
-
-    room.clients = {number: started(number) for number in range(5)}
+    start_again(room, tmp_path / "run")
     for round in (1, 2, 3):
         room.total(VALUES, round)
-    room.clients = {number: started(number) for number in range(5)}
+    start_again(room, tmp_path / "run")
     assert {client.opened for client in room.clients.values()} == {3}
     for round in (1, 3):
         with pytest.raises(OpenedBeforeError, match=f"round {round} or a later one was opened before"):
             room.prepare(round, 1, [0, 1, 2, 3])
-    total, _ = room.total(VALUES, 4)
-    assert (total == plain(range(5))).all()
+    assert opened(room, 4) == [0, 1, 2, 3, 4]
 
 
 def test_what_cant_be_remembered_is_not_opened(tmp_path, monkeypatch):
     room = Room()
-    room.clients = {number: SecureClient(number, 3, FORM, place=tmp_path / str(number)) for number in range(5)}
+    start_again(room, tmp_path)
     room.prepare()
     vectors = room.vectors(VALUES)
 
@@ -425,15 +421,12 @@ def test_terms_that_protect_too_little_are_refused(clients, threshold, asked):
 
 def test_known_identities_stop_a_coordinator_that_speaks_for_the_others():
     """A coordinator between the clients has keys of its own for each; only who knows theirs can tell."""
-    identities = [Ed25519PrivateKey.generate() for _ in range(3)]
-    known = {n: keys.identity_bytes(key) for n, key in enumerate(identities)}
-    room = Room(3, 2)
-    room.clients = {n: SecureClient(n, 2, FORM, key, known) for n, key in enumerate(identities)}
-    total, survivors = room.total(VALUES)
-    assert (total == plain(survivors)).all()
+    room = Room(3, 2, known=True)
+    room.summing.known = None  # this coordinator does not know
+    opened(room)
     room.clients[2] = SecureClient(2, 2, FORM)
     with pytest.raises(MessageError, match="client 2 signs with another key than is known"):
-        room.total(VALUES, 2)  # this coordinator does not know
+        room.total(VALUES, 2)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class _Setup:
     selves: list[bytes]  # the same of its own mask
     bundles: dict[int, Bundle] = field(default_factory=dict)  # everybody's public keys
     agreed: bytes = b""  # their digest
-    # the part of each, and the key that it is sealed with
+    # by holder: a part of its secrets, and the key that it is sealed with
     dealt: dict[int, tuple[X25519PrivateKey, Part]] = field(default_factory=dict)
     members: tuple[int, ...] = ()  # who is masked against; empty until all shares have come
     # of each member and round, the shares of both secrets, one behind the other
@@ -66,6 +66,11 @@ class _Setup:
     signed: dict[int, tuple[tuple[int, ...], bytes]] = field(default_factory=dict)
     # asks and answers: an ask that comes again is answered alike
     said: dict[tuple[int, ...], tuple[bytes, bytes]] = field(default_factory=dict)
+
+    def signed_by(self, client: int, signature: bytes, asked: bytes, said: bytes) -> bool:
+        """Whether a client has signed this answer to an ask of this setup."""
+        about = told(self.agreed, client, asked, said)
+        return keys.signature_fits(self.bundles[client].identity, signature, about)
 
 
 @dataclass
@@ -83,7 +88,13 @@ class SecureClient:
     _latest: tuple[int, int] = (0, 0)  # the newest round and attempt that a vector was masked for
 
     def __post_init__(self) -> None:
-        self.opened = _read_opened(self.place)  # the newest round
+        self.opened = 0  # the newest round
+        if self.place is not None:
+            try:
+                self.place.parent.mkdir(parents=True, exist_ok=True)
+                self.opened = int(self.place.read_bytes()) if self.place.exists() else 0
+            except (OSError, ValueError) as error:
+                raise StorageError(f"{self.place} holds the newest round that a client has opened: {error}") from error
 
     def answer(self, ask: bytes) -> bytes:
         """What to say to an ask; the same ask is answered alike. Raises MessageError: nothing, and why."""
@@ -119,9 +130,7 @@ class SecureClient:
         Raises:
             MessageError: there are no keys for it, another vector was masked with them, or a later round has begun.
         """
-        setup = self._for(round, attempt)
-        at = setup.terms.place(round, attempt)
-        assert at is not None
+        setup, at = self._for(round, attempt)
         plain = words.tobytes()
         if at in setup.masked:
             before, answer = setup.masked[at]
@@ -133,19 +142,19 @@ class SecureClient:
             raise MessageError(f"round {round}: a vector was masked for this attempt, or for a later one")
         self._latest = round, attempt
         total = words + keys.self_mask(setup.selves[at], len(words), self.form)
-        own, use = keys.private(setup.masks[at]), pair_use(setup.terms, at)
+        own = keys.private(setup.masks[at])
         for member in setup.members:
             if member != self.number:
-                key = keys.pair_key(own, setup.bundles[member].masks[at], use)
+                key = keys.pair_key(own, setup.bundles[member].masks[at], setup.terms.setup, at)
                 total += keys.pair_mask(key, self.number, member, len(words), self.form)
         setup.masked[at] = plain, setup.terms.setup + total.tobytes()
         return setup.masked[at][1]
 
-    def _for(self, round: int, attempt: int) -> _Setup:
-        """The newest setup with keys for an attempt of a round. Raises MessageError."""
+    def _for(self, round: int, attempt: int) -> tuple[_Setup, int]:
+        """The newest setup with keys for an attempt of a round, and its place there. Raises MessageError."""
         for setup in reversed(self._setups.values()):
-            if setup.members and setup.terms.place(round, attempt) is not None:
-                return setup
+            if setup.members and (at := setup.terms.place(round, attempt)) is not None:
+                return setup, at
         raise MessageError(f"no keys were agreed on for round {round}, attempt {attempt}")
 
     def _begin(self, terms: Terms) -> None:
@@ -166,7 +175,7 @@ class SecureClient:
 
     def _keys(self, setup: _Setup, body: bytes) -> bytes:
         bundle = Bundle(
-            keys.identity_bytes(self.identity),
+            keys.public(self.identity),
             keys.public(setup.sealing),
             tuple(keys.public(keys.private(seed)) for seed in setup.masks),
             tuple(keys.committed(seed) for seed in setup.selves),
@@ -181,10 +190,12 @@ class SecureClient:
             raise MessageError("another key in this client's name")
         if len(bundles) < max(terms.threshold, FEWEST) or not bundles.keys() <= set(terms.clients):
             raise MessageError(f"keys of {len(bundles)} clients, or of others: {terms.threshold} are needed")
+        asked = sha256(terms.encode()).digest()
         for client, bundle in bundles.items():
             if self.known is not None and self.known.get(client) != bundle.identity:
                 raise MessageError(f"client {client} signs with another key than is known")
-            if not bundle_fits(client, bundle, terms):
+            said = told(b"", client, asked, framed(Phase.KEYS, terms.setup, replace(bundle, signature=b"").encode()))
+            if not keys.signature_fits(bundle.identity, bundle.signature, said):
                 raise MessageError(f"client {client} has not signed its keys")
         setup.bundles, setup.agreed = bundles, digest_of(bundles)
         secrets = [secret for both in zip(setup.masks, setup.selves, strict=True) for secret in both]
@@ -221,11 +232,9 @@ class SecureClient:
         if accuser not in setup.dealt or unframed(said)[:2] != (Phase.DELIVER, setup.terms.setup):
             raise MessageError(f"client {accuser} has accused nobody")
         key, part = setup.dealt[accuser]
-        if (self.number, sha256(part.encode()).digest()) not in zip(
-            whom, pieces(hashes, len(whom)), strict=True
-        ) or not keys.signature_fits(
-            setup.bundles[accuser].identity, signature, told(setup.agreed, accuser, asked, said)
-        ):
+        dealt = self.number, sha256(part.encode()).digest()
+        accused = dealt in zip(whom, pieces(hashes, len(whom)), strict=True)
+        if not accused or not setup.signed_by(accuser, signature, asked, said):
             raise MessageError(f"client {accuser} has not accused this client of what it has dealt")
         return key.private_bytes_raw()
 
@@ -268,8 +277,7 @@ class SecureClient:
         signed = [
             signer
             for signer, signature in zip(signers, pieces(rest, len(signers), keys.SIGNATURE_BYTES), strict=True)
-            if signer in survivors
-            and keys.signature_fits(setup.bundles[signer].identity, signature, told(setup.agreed, signer, asked, said))
+            if signer in survivors and setup.signed_by(signer, signature, asked, said)
         ]
         if len(signed) < setup.terms.threshold:
             raise MessageError(
@@ -291,33 +299,10 @@ class SecureClient:
         asked = sha256(share_ask(setup.terms.setup, setup.bundles)).digest()
         if (
             unframed(said)[0] is not Phase.SHARES
-            or not keys.signature_fits(dealer.identity, signature, told(setup.agreed, fault.dealer, asked, said))
+            or not setup.signed_by(fault.dealer, signature, asked, said)
             or not fault.shown(
                 read_parts(parts, list(setup.bundles), setup.terms.count), dealer, at, setup.terms.threshold
             )
         ):
             raise MessageError(f"round {round}: nothing shows that client {fault.dealer} has dealt wrongly")
-        return keys.pair_key(keys.private(setup.masks[at]), dealer.masks[at], pair_use(setup.terms, at))
-
-
-def _read_opened(place: Path | None) -> int:
-    """The newest opened round in a client's file; 0: there is none. Raises StorageError."""
-    if place is None:
-        return 0
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return int(place.read_bytes()) if place.exists() else 0
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{place} holds the newest round that a client has opened: {error}") from error
-
-
-def pair_use(terms: Terms, at: int) -> bytes:
-    """Names a round's masks in the agreement of their keys."""
-    return terms.setup + at.to_bytes(2, "little")
-
-
-def bundle_fits(client: int, bundle: Bundle, terms: Terms) -> bool:
-    """Whether a client has signed its public keys for a setup."""
-    said = framed(Phase.KEYS, terms.setup, replace(bundle, signature=b"").encode())
-    asked = sha256(terms.encode()).digest()
-    return keys.signature_fits(bundle.identity, bundle.signature, told(b"", client, asked, said))
+        return keys.pair_key(keys.private(setup.masks[at]), dealer.masks[at], setup.terms.setup, at)

@@ -88,11 +88,9 @@ def fits(bundle: Bundle, at: int, own: bool, secret: bytes | None) -> bool:
     """Whether shares give the seed whose hash (of its own mask), or whose public key, a client has sent."""
     if secret is None:
         return False
-    return (
-        keys.committed(secret) == bundle.commitments[at]
-        if own
-        else keys.public(keys.private(secret)) == bundle.masks[at]
-    )
+    if own:
+        return keys.committed(secret) == bundle.commitments[at]
+    return keys.public(keys.private(secret)) == bundle.masks[at]
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,8 @@ class FixedPoint:
         """A word's, little-endian."""
         return np.dtype(f"<u{self.bits // 8}")
 
-    @property
-    def _limit(self) -> float:
-        """Returns the largest absolute value of a word of one client, weight included: larger ones become this one."""
-        return float(np.nextafter((2.0 ** (self.bits - 1) - 1) / self.clients, 0))
-
     def write(self, values: NDArray[np.floating[Any]], weight: int = 1) -> Words:
-        """Words for weight * values.
+        """Words for weight * values; one that is too large becomes the largest that a client may have.
 
         Args:
             values: finite numbers, 1-D.
@@ -39,8 +34,8 @@ class FixedPoint:
         """
         with np.errstate(over="ignore"):  # what overflows is limited like all that is too large
             scaled = np.rint(np.asarray(values, dtype=np.float64) * (weight * 2.0**self.fraction))
-        limited = np.clip(scaled, -np.floor(self._limit), np.floor(self._limit))
-        return limited.astype(np.int64).astype(self.dtype)
+        most = np.floor(np.nextafter((2.0 ** (self.bits - 1) - 1) / self.clients, 0))
+        return np.clip(scaled, -most, most).astype(np.int64).astype(self.dtype)
 
     def read(self, words: Words) -> NDArray[np.float64]:
         """The numbers that a sum of words stands for."""

@@ -23,9 +23,9 @@ SIGNATURE_BYTES = 64
 _NONCE = bytes(12)  # each key encrypts one message
 
 
-def derived(secret: bytes, use: bytes, length: int = KEY_BYTES) -> bytes:
+def derived(secret: bytes, use: bytes) -> bytes:
     """Returns a key for one use, by HKDF with SHA-256."""
-    return HKDF(algorithm=SHA256(), length=length, salt=None, info=b"fedseed secure sums: " + use).derive(secret)
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=b"fedseed secure sums: " + use).derive(secret)
 
 
 def private(seed: bytes) -> X25519PrivateKey:
@@ -33,7 +33,7 @@ def private(seed: bytes) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(derived(seed, b"mask key"))
 
 
-def public(key: X25519PrivateKey) -> bytes:
+def public(key: X25519PrivateKey | Ed25519PrivateKey) -> bytes:
     """Returns the public half of a key, 32 bytes."""
     return key.public_key().public_bytes_raw()
 
@@ -45,10 +45,7 @@ def committed(seed: bytes) -> bytes:
 
 def check_public(data: bytes) -> None:
     """Raises MessageError if a public key can't be used: a point of small order, whose secrets everybody knows."""
-    try:
-        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(data))
-    except ValueError as error:
-        raise MessageError("a public key that no secret key has") from error
+    agreed(X25519PrivateKey.generate(), data, b"")
 
 
 def agreed(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:
@@ -92,9 +89,9 @@ def self_mask(seed: bytes, count: int, form: FixedPoint) -> Words:
     return mask(derived(seed, b"self mask"), count, form)
 
 
-def pair_key(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:
-    """Returns the key of the mask that two clients share in a round; `use` names the round. Raises MessageError."""
-    return agreed(own, other, b"pair mask" + use)
+def pair_key(own: X25519PrivateKey, other: bytes, setup: bytes, at: int) -> bytes:
+    """Returns the key of the mask that two clients share in a round, by its place in a setup. Raises MessageError."""
+    return agreed(own, other, b"pair mask" + setup + at.to_bytes(2, "little"))
 
 
 def pair_mask(key: bytes, me: int, other: int, count: int, form: FixedPoint) -> Words:
@@ -118,8 +115,3 @@ def signature_fits(key: bytes, signature: bytes, text: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
-
-
-def identity_bytes(key: Ed25519PrivateKey) -> bytes:
-    """Returns the public half of a key that signs, 32 bytes."""
-    return key.public_key().public_bytes_raw()

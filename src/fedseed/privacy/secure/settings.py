@@ -1,7 +1,6 @@
 """What a recipe says about secure sums, and which methods and rules go with them."""
 
 from base64 import b64decode, b64encode
-from binascii import Error
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
@@ -29,7 +28,7 @@ def identity_of(text: str) -> bytes:
     """The inverse of `identity_text`. Raises ValueError."""
     try:
         data = b64decode(text, validate=True)
-    except (Error, ValueError):
+    except ValueError:
         data = b""
     if not data.startswith(_DER) or len(data) != len(_DER) + _KEY_BYTES:
         raise ValueError(
@@ -103,9 +102,8 @@ class SecureSums(BaseModel):
         Args:
             counted: whole numbers without weights, such as votes.
         """
-        return (
-            FixedPoint(32, 0, self.most_clients) if counted else FixedPoint(64, self.fraction_bits, self.most_clients)
-        )
+        bits, fraction = (32, 0) if counted else (64, self.fraction_bits)
+        return FixedPoint(bits, fraction, self.most_clients)
 
     def problem(self, per_round: int) -> str | None:
         """Why so many clients in a round can't be; None: they can."""
@@ -125,9 +123,7 @@ class SecureSums(BaseModel):
         return None
 
 
-def secure_problem(
-    settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None = None
-) -> str | None:
+def secure_problem(settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None) -> str | None:
     """Returns why secure sums can't be had; None: they can.
 
     Args:

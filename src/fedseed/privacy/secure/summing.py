@@ -5,18 +5,21 @@ bytes decides how long to wait. Whom they bar depends on nothing but what client
 same conversation again over what was heard, so anybody can check it.
 """
 
+import json
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
 from secrets import token_bytes
 from typing import TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from fedseed.durable import write_whole
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import LostError, TooFewError, keys, shamir
-from fedseed.privacy.secure.client import pair_use
 from fedseed.privacy.secure.dealing import Fault, Part, about, fits, hashed, part_bytes, read_parts
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import (
@@ -144,12 +147,7 @@ class _Talk:
         self.summing.barred.setdefault(client, Proof(reason, self.keys.terms, tuple(self.heard), self.opening))
 
     def ask(self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T]) -> Asking[dict[int, T]]:
-        """Returns what clients have answered. Bars whoever has signed what is no answer; ignores what is not signed.
-
-        Args:
-            asks: by client.
-            read: makes something of a client's answer; raises MessageError if it is none.
-        """
+        """Returns what was read in answers. Bars whoever has signed what can't be; ignores what is not signed."""
         came = yield dict(asks)
         self.heard.append({client: came[client] for client in sorted(asks.keys() & came.keys())})
         found = {}
@@ -269,7 +267,7 @@ class _Opening(_Talk):
         super().__init__(summing, setup)
         self.vectors = vectors
         self.survivors = tuple(sorted(vectors))
-        self.opening = round, attempt, self.survivors
+        self.attempt, self.opening = (round, attempt), (round, attempt, self.survivors)
         at = setup.terms.place(round, attempt)
         assert at is not None
         self.at = at
@@ -306,8 +304,7 @@ class _Opening(_Talk):
         return self._unmasked(left, secrets, pairs), left
 
     def _ask(self, phase: Phase, body: bytes) -> bytes:
-        assert self.opening is not None
-        return round_ask(phase, self.keys.terms.setup, self.opening[0], self.opening[1], body)
+        return round_ask(phase, self.keys.terms.setup, *self.attempt, body)
 
     def _insist(self, asks: Mapping[int, bytes], read: Callable[[int, bytes], T], least: int) -> Asking[dict[int, T]]:
         """Asks up to OPENING_TRIES times: the same ask is answered alike."""
@@ -344,7 +341,7 @@ class _Opening(_Talk):
         self, left: Sequence[int], secrets: Mapping[int, bytes], pairs: Mapping[int, Mapping[int, bytes]]
     ) -> Words:
         """Takes away what did not cancel: own masks, and the masks for those who are not in the sum."""
-        form, use = self.summing.form, pair_use(self.keys.terms, self.at)
+        form, setup = self.summing.form, self.keys.terms.setup
         total: Words = np.sum([self.vectors[client] for client in left], axis=0, dtype=form.dtype)
         for member, secret in secrets.items():
             if member in left:
@@ -352,7 +349,7 @@ class _Opening(_Talk):
                 continue
             own = keys.private(secret)
             for other in left:  # what it would have added for them is the opposite of what they did for it
-                key = keys.pair_key(own, self.keys.bundles[other].masks[self.at], use)
+                key = keys.pair_key(own, self.keys.bundles[other].masks[self.at], setup, self.at)
                 total = total + keys.pair_mask(key, member, other, len(total), form)
         for dealer, found in pairs.items():
             for other, key in found.items():
@@ -383,3 +380,37 @@ def convicted(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozens
         round, attempt, survivors = proof.opening
         again(summing.open(round, attempt, dict.fromkeys(survivors, np.zeros(1, form.dtype))))
     return frozenset(summing.barred)
+
+
+def keep_proof(folder: Path, client: int, proof: Proof) -> None:
+    """Writes why a client is barred into the file of its number. Raises StorageError."""
+    heard = [{str(one): b64encode(answer).decode() for one, answer in answers.items()} for answers in proof.heard]
+    about = {"reason": proof.reason, "terms": b64encode(proof.terms.encode()).decode(), "heard": heard}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / f"{client}.json", json.dumps({**about, "opening": proof.opening}).encode())
+
+
+def kept_proofs(folder: Path, known: Mapping[int, bytes] | None) -> tuple[dict[int, Proof], list[Path]]:
+    """Reads the proofs in a folder, and holds the conversation of each again.
+
+    Args:
+        folder: where `keep_proof` has written them; it need not be there.
+        known: the public keys that sign for clients, by number; None: whatever they say.
+
+    Returns:
+        The proofs by client, and the files that show nothing.
+    """
+    found, others = {}, []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            about = json.loads(path.read_bytes())
+            _, setup, terms = unframed(b64decode(about["terms"]))
+            heard = [{int(one): b64decode(text) for one, text in answers.items()} for answers in about["heard"]]
+            opening = about["opening"] and (*about["opening"][:2], tuple(about["opening"][2]))
+            proof = Proof(str(about["reason"]), Terms.decode(setup, terms), tuple(heard), opening)
+            if int(path.stem) not in convicted(proof, known):
+                raise ValueError("it shows nothing")
+            found[int(path.stem)] = proof
+        except (MessageError, ValueError, TypeError, KeyError, AttributeError):
+            others.append(path)
+    return found, others

@@ -1,9 +1,21 @@
-"""What a message and a node's state hold."""
+"""What makes an app: a recipe, Flower's configurations, and Flower itself."""
+
+import sys
 
 import pytest
 
-from fedseed.errors import RecipeError
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.flower import client_app, server_app
 from fedseed.flower.config import place_of, recipe_of
+
+
+@pytest.mark.parametrize(("make", "module"), [(server_app, "flwr.serverapp"), (client_app, "flwr.clientapp")])
+def test_what_is_missing_is_named(make, module, monkeypatch):
+    """And nothing else of fedseed asks for Flower."""
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(FedseedError, match=r"^Flower is not installed: pip install '\.\[flower\]' in"):
+        make("small-ferret")
 
 
 def test_configurations(tmp_path):
