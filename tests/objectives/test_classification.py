@@ -53,13 +53,12 @@ def test_a_new_head_and_a_pooler_come_from_the_seed(folders):
     drawn = ["classifier.weight", "classifier.bias", "bert.pooler.dense.weight", "bert.pooler.dense.bias"]
     basis = Basis("normal", derive(7, Domain.HEAD))
     for name, p in model.named_parameters():
-        assert torch.equal(p, again.get_parameter(name))
-        if name in drawn and name.endswith("weight"):
+        new, bias = name in drawn, name.endswith("bias")
+        assert torch.equal(p, again.get_parameter(name)) and not (new and bias and p.any())
+        assert torch.equal(p, other.get_parameter(name)) == (not new or bias)
+        if new and not bias:
             expected = basis.direction(drawn.index(name), 0, p.numel()) * np.float32(0.3)
             assert np.array_equal(p.detach().numpy().reshape(-1), expected)
-        elif name in drawn:
-            assert not p.any()
-        assert torch.equal(p, other.get_parameter(name)) == (name not in drawn or name.endswith("bias"))
     assert model.config.id2label == {0: "negative", 1: "positive"}
 
 
@@ -68,11 +67,12 @@ def test_metrics(folders):
 
     model, tokenizer = load_model(folders["bert"], architecture="classification", head=HEAD)
     objective = TextClasses(tokenizer)
+    objective.batch = 3
     with torch.no_grad():
         found = objective.scores(model, objective.prepare(EXAMPLES)).argmax(1).tolist()
     gold = [example.gold for example in EXAMPLES]
-    metrics = choice_metrics(model, objective, objective.prepare(EXAMPLES), batch=3, classes=True)
-    assert metrics["accuracy"] == 100 * np.mean([a == b for a, b in zip(found, gold, strict=True)])
+    metrics = choice_metrics(model, objective, objective.prepare(EXAMPLES))
+    assert metrics["accuracy"] == 100 * np.mean(np.equal(found, gold))
     assert metrics["macro_f1"] == pytest.approx(100 * f1_score(gold, found, average="macro"))
     assert TextClasses(tokenizer, max_length=1).prepare(EXAMPLES) == []
     g = np.random.default_rng(0)

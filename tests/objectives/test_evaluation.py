@@ -29,11 +29,9 @@ CHOICES = [
 def model(request, small):
     ids = {"pad_token_id": small[1].pad_token_id, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(small[1])}
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": ROOM}
-    own = {
-        "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3},
-        "llama": {"intermediate_size": 64, "initializer_range": 0.3},
-    }
-    return random_model(request.param, **sizes, **ids, **own[request.param]).eval()
+    own = {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3}
+    own = own if request.param == "opt" else {"intermediate_size": 64, "initializer_range": 0.3}
+    return random_model(request.param, **sizes, **ids, **own).eval()
 
 
 def one_by_one(model, objective, prompt, new):
@@ -41,11 +39,8 @@ def one_by_one(model, objective, prompt, new):
     ids = objective.prompt_ids(prompt)
     start = len(ids)
     with torch.no_grad():
-        for _ in range(new):
-            token = int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax())
-            ids.append(token)
-            if token == objective.tokenizer.eos_token_id:
-                break
+        while len(ids) < start + new and ids[-1] != objective.tokenizer.eos_token_id:
+            ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
     return objective.tokenizer.decode(ids[start:], skip_special_tokens=True)
 
 
@@ -117,13 +112,11 @@ def test_scores_are_the_options_mean_token_log_probabilities(model, small):
 def test_only_response_tokens_and_the_end_carry_loss(small):
     _model, tokenizer = small
     objective = CausalLM(tokenizer)
-    items = objective.prepare([Example("### Response:\n", "seven"), Example("Say it\n", "it")])
-    for item, text in zip(items, ("seven", "it"), strict=True):
-        assert item.ids[0] == tokenizer.bos_token_id
-        kept = [label for label in item.labels if label != IGNORE]
-        assert len(kept) == objective.weight(item) == len(item.ids) - item.response_start
-        assert tokenizer.decode(kept, skip_special_tokens=True) == text
-        assert kept[-1] == tokenizer.eos_token_id
+    (item,) = objective.prepare([Example("### Response:\n", "seven")])
+    assert item.ids[0] == tokenizer.bos_token_id
+    kept = [label for label in item.labels if label != IGNORE]
+    assert len(kept) == objective.weight(item) == len(item.ids) - item.response_start
+    assert tokenizer.decode(kept, skip_special_tokens=True) == "seven" and kept[-1] == tokenizer.eos_token_id
 
 
 # -- within the room that there is -----------------------------------------------------------------------------------

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from fedseed.errors import RecipeError
@@ -30,7 +28,7 @@ def test_each_train_task_is_a_client_and_test_tasks_are_evaluated_on(natural_ins
         "response that appropriately completes the request.\n\n"
         f"### Instruction:\nDo what task001_a says.\n\n### Input:\na {number}\n\n### Response:"
     )
-    texts = [e.prompt for c in data.clients for e in c.examples] + [e.prompt for e in data.evaluation[""]]
+    texts = [e.prompt for part in (*(c.examples for c in data.clients), data.evaluation[""]) for e in part]
     assert len(set(texts)) == len(texts)  # nothing is drawn twice
 
 
@@ -78,18 +76,15 @@ def test_some_clients_and_a_validation_set(natural_instructions):
 
 
 def test_missing_and_unreadable_files_are_named(natural_instructions, tmp_path):
-    with pytest.raises(RecipeError, match=r"task.path = .*nowhere.*no such folder; .*v2.8"):
-        load(tmp_path / "nowhere")
-    with pytest.raises(RecipeError, match=r"train_tasks.txt: there is no such file; .*splits/default and tasks"):
-        load(tmp_path)
+    def refused(folder, problem):
+        with pytest.raises(RecipeError, match=problem):
+            load(folder)
+
+    refused(tmp_path / "nowhere", r"task.path = .*nowhere.*no such folder; .*v2.8")
+    refused(tmp_path, r"train_tasks.txt: there is no such file; .*splits/default and tasks")
     folder = natural_instructions()
-    listed = folder / "splits" / "default" / "test_tasks.txt"
-    listed.write_text("task900_test\ntask901_gone\n")
-    with pytest.raises(RecipeError, match=r"task901_gone.json: there is no such file; splits/default lists this task"):
-        load(folder)
+    (folder / "splits" / "default" / "test_tasks.txt").write_text("task900_test\ntask901_gone\n")
+    refused(folder, r"task901_gone.json: there is no such file; splits/default lists this task")
     task = folder / "tasks" / "task001_copy.json"
-    content = json.loads(task.read_text())
-    del content["Instances"][3]["input"]
-    task.write_text(json.dumps(content))
-    with pytest.raises(RecipeError, match=r'task001_copy.json: Instances\[3\]: no "input"'):
-        load(folder)
+    task.write_text(task.read_text().replace('"input"', '"put in"', 4).replace('"put in"', '"input"', 3))
+    refused(folder, r'task001_copy.json: Instances\[2\]: no "input"')

@@ -14,7 +14,7 @@ from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
 from fedseed.models import adapters
 from fedseed.models.heads import Head, head_parameters
-from fedseed.objectives.evaluation import mean_loss
+from fedseed.objectives.evaluation import mean_loss, measure
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import Prepared, about, idle, left_out, prepare, prepare_sets
 from fedseed.objectives.settings import EvaluationSettings
@@ -44,7 +44,6 @@ class Equipment:
         processor: its tokenizer or image processor.
         trainable: name patterns of the parameters that train; None: all.
         objective: makes losses of examples.
-        kind: what kind the task's examples are, and how a model learns from such.
         measured: the recipe's evaluation settings, within what the model can take.
         limit: what makes an example too long, for a person.
         room: how many tokens the base takes; None: any number.
@@ -55,7 +54,6 @@ class Equipment:
     processor: Any
     trainable: Sequence[str] | None
     objective: Objective
-    kind: "ExampleKind"
     measured: EvaluationSettings
     limit: str
     room: int | None
@@ -89,7 +87,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     room = longest_input(model)
     objective, measured, limit = objective_of(recipe, data, kind, processor, room_left(recipe, model))
     classes = () if head is None else head.classes
-    return Equipment(model, processor, trainable, objective, kind, measured, limit, room, classes)
+    return Equipment(model, processor, trainable, objective, measured, limit, room, classes)
 
 
 def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equipment:
@@ -107,7 +105,7 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
         raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
     room = longest_input(model)
     objective, measured, limit = objective_of(recipe, data, kind, processor, room)
-    return Equipment(model, processor, None, objective, kind, measured, limit, room)
+    return Equipment(model, processor, None, objective, measured, limit, room)
 
 
 def learning(
@@ -146,7 +144,7 @@ def learning(
         raise RecipeError(f"Federation: {error}") from error
 
     def evaluate(model: Any) -> dict[str, float]:
-        found = ((prefix, kind.measure(model, objective, own, data, settings)) for prefix, own in prepared.items())
+        found = ((prefix, measure(model, objective, own, data.scores, settings)) for prefix, own in prepared.items())
         return {prefix + name: value for prefix, metrics in found for name, value in metrics.items()}
 
     about = {"notes": (*notes, *more), "limit": limit, "classes": named if labels else ()}
@@ -259,7 +257,7 @@ def evaluation_of(
         notes += short_answers(objective, sets, equipment.room, measured)
 
     def evaluate(model: Any) -> dict[str, float]:
-        found = ((key, equipment.kind.measure(model, objective, one, data, measured)) for key, one in sets.items())
+        found = ((key, measure(model, objective, one, data.scores, measured)) for key, one in sets.items())
         metrics = {prefix + name: value for prefix, named in found for name, value in named.items()}
         if validation:
             metrics[VALIDATION_LOSS] = mean_loss(model, objective, validation)
@@ -283,7 +281,7 @@ def _of_parties(recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData])
         for name, data, held, validation in found:
             figures = by_client[name] = {HELD_OUT: len(held.examples)}
             if held.examples:
-                figures |= equipment.kind.measure(model, objective, held, data, equipment.measured)
+                figures |= measure(model, objective, held, data.scores, equipment.measured)
             if validation:
                 figures |= {VALIDATION: len(validation), VALIDATION_LOSS: mean_loss(model, objective, validation)}
         return {"by_client": by_client, **averaged(by_client)}

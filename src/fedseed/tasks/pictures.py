@@ -47,11 +47,7 @@ class PictureTask(DealtTask):
 
     @abstractmethod
     def read(self) -> tuple[Sequence[Labelled], Sequence[Picture], tuple[str, ...]]:
-        """Returns the train part with what the partition goes by, the test part, and the classes' names.
-
-        Raises:
-            RecipeError: a file is missing or malformed.
-        """
+        """Returns the train part with what partitions go by, the test part, and names of classes. Raises as `load`."""
 
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         train, test, classes = self.read()
