@@ -20,9 +20,9 @@ def loaded(request, image_base):
 
 def test_losses_in_a_batch_are_those_one_by_one(loaded):
     model, processor = loaded
-    objective, items = Images(processor), pictures(7)
+    items = pictures(7)
     with torch.no_grad():
-        together = objective.losses(model, items)
+        together = Images(processor).losses(model, items)
         alone = torch.cat([Images(processor).losses(model, [item]) for item in items])
     assert together.shape == (7,) and together.dtype == torch.float32
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)

@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 
 from fedseed.errors import RecipeError
-from fedseed.tasks.instruction_data import LANGUAGES, AlpacaTask, CodeAlpacaTask, DollyTask, GSM8KTask
+from fedseed.tasks import REGISTRY
+from fedseed.tasks.instruction_data import LANGUAGES
 from fedseed.tasks.partition import ByField, Dirichlet, Quantity
 
-TASKS = {"dolly-15k": DollyTask, "alpaca": AlpacaTask, "code-alpaca": CodeAlpacaTask, "gsm8k": GSM8KTask}
 SMALL = {"dolly-15k": {"clients": 4, "partition": Dirichlet(alpha=0.5, minimum=3)}}
 WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
@@ -22,7 +22,7 @@ WITHOUT = (
 
 
 def load(name, path, **settings):
-    return TASKS[name](path=str(path), **{**SMALL.get(name, {}), **settings}).load()
+    return REGISTRY.get(name)(path=str(path), **{**SMALL.get(name, {}), **settings}).load()
 
 
 def pairs(*parts):
@@ -103,7 +103,7 @@ def test_gsm8ks_test_file_is_evaluated_on(instruction_data):
             load("gsm8k", path)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", ["dolly-15k", "alpaca", "code-alpaca", "gsm8k"])
 def test_settings_that_all_share(name, instruction_data):
     path = instruction_data[name]()
     data = load(name, path)

@@ -12,6 +12,11 @@ def load(folder, **settings):
     return NaturalInstructionsTask(path=str(folder), **settings).load()
 
 
+def refused(problem, folder, **settings):
+    with pytest.raises(RecipeError, match=problem):
+        load(folder, **settings)
+
+
 def test_each_train_task_is_a_client_and_test_tasks_are_evaluated_on(natural_instructions):
     folder = natural_instructions(
         train={"task001_a": rows(100, "a"), "task002_b": rows(54, "b")},
@@ -49,8 +54,7 @@ def test_what_is_left_out_is_counted(natural_instructions):
     assert "2 of 3 tasks left out (fewer than 20 usable instances)" in train and "1 task gives 4 examples" in train
     assert "12 of 70 instances left out (input of 1,024 characters or more)" in train
     assert "1 of 2 tasks left out" in test and "7 of 10 instances left out" in test
-    with pytest.raises(RecipeError, match=r"nothing is left of the data .*3 of 3 tasks left out"):
-        load(folder, max_input_chars=1)
+    refused("nothing is left of the data .*3 of 3 tasks left out", folder, max_input_chars=1)
 
 
 def test_some_clients_and_a_validation_set(natural_instructions):
@@ -66,25 +70,17 @@ def test_some_clients_and_a_validation_set(natural_instructions):
     assert not held & {e.prompt for e in kept.validation} and kept.evaluation == some.evaluation
     chosen = load(folder, clients=3, validation=0.25, evaluate_on="validation")
     assert chosen.evaluation == {"": kept.validation}
-    for settings, said in (
-        ({"clients": 9}, "task.clients = 9: there are 8 train tasks"),
-        ({"evaluate_on": "validation"}, "task.validation = 0 keeps no example"),
-        ({"validation": 0.99}, "a client has no example left"),
-    ):
-        with pytest.raises(RecipeError, match=said):
-            load(folder, **settings)
+    refused("task.clients = 9: there are 8 train tasks", folder, clients=9)
+    refused("task.validation = 0 keeps no example", folder, evaluate_on="validation")
+    refused("a client has no example left", folder, validation=0.99)
 
 
 def test_missing_and_unreadable_files_are_named(natural_instructions, tmp_path):
-    def refused(folder, problem):
-        with pytest.raises(RecipeError, match=problem):
-            load(folder)
-
-    refused(tmp_path / "nowhere", r"task.path = .*nowhere.*no such folder; .*v2.8")
-    refused(tmp_path, r"train_tasks.txt: there is no such file; .*splits/default and tasks")
+    refused(r"task.path = .*nowhere.*no such folder; .*v2.8", tmp_path / "nowhere")
+    refused(r"train_tasks.txt: there is no such file; .*splits/default and tasks", tmp_path)
     folder = natural_instructions()
     (folder / "splits" / "default" / "test_tasks.txt").write_text("task900_test\ntask901_gone\n")
-    refused(folder, r"task901_gone.json: there is no such file; splits/default lists this task")
+    refused(r"task901_gone.json: there is no such file; splits/default lists this task", folder)
     task = folder / "tasks" / "task001_copy.json"
     task.write_text(task.read_text().replace('"input"', '"put in"', 4).replace('"put in"', '"input"', 3))
-    refused(folder, r'task001_copy.json: Instances\[2\]: no "input"')
+    refused(r'task001_copy.json: Instances\[2\]: no "input"', folder)

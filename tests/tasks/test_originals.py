@@ -5,11 +5,12 @@ from collections import Counter
 import pytest
 
 from fedseed.errors import RecipeError
+from fedseed.registry import name_of
 from fedseed.tasks import CLOZE, MEZO
 from fedseed.tasks.data import MASK, Choice, Cloze, Example
 
-TASKS = {str(task.model_fields["name"].default): task for task in (*MEZO, *CLOZE)}
-OPT = [str(task.model_fields["name"].default) for task in MEZO]
+TASKS = {name_of(task): task for task in (*MEZO, *CLOZE)}
+OPT = [name_of(task) for task in MEZO]
 SIZES = {"examples": 24, "validation": 6, "evaluation": 9}
 FEW = {"k": 3, "evaluation": 9}
 

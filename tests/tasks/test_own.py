@@ -54,9 +54,9 @@ def test_each_file_of_a_folder_is_a_client(own_folder):
 
 
 def test_one_file_is_dealt(tmp_path):
-    rows = [{"prompt": f"{i}", "completion": "a", "town": ("Bonn", "Ulm", "Kiel")[i % 3]} for i in range(60)]
+    towns = {f"{i}": ("Bonn", "Ulm", "Kiel")[i % 3] for i in range(60)}
+    rows = [{"prompt": i, "completion": "a", "town": town} for i, town in towns.items()]
     path = write_lines(tmp_path / "data.jsonl", rows)
-    towns = {f"{i}": row["town"] for i, row in enumerate(rows)}
     assert [len(c.examples) for c in load(path).clients] == [11, 11, 11, 11, 10]
     by_town = load(path, partition=ByField(field="town"))
     assert [c.name for c in by_town.clients] == ["Bonn", "Kiel", "Ulm"]
@@ -93,10 +93,10 @@ def test_labels_are_chosen_among_all_of_them(own_folder):
     assert data.clients[0].examples[0] == Choice(f"t{number}\nLabel:", (" bad", " good"), 1)
     given = load(folder, labels=["good", "fair", "bad"])
     assert [(e.options, e.gold) for e in given.clients[1].examples] == [((" good", " fair", " bad"), 2)] * 3
-    with pytest.raises(RecipeError, match=r"bert.jsonl line 1, .*: \"label\" = 'bad': task.labels has good, fair"):
+    with refused(r"bert.jsonl line 1, .*: \"label\" = 'bad': task.labels has good, fair"):
         load(folder, labels=["good", "fair"])
-    with pytest.raises(RecipeError, match=r"anna.jsonl line 1: all labels are 'good'; there must be two"):
-        (folder / "bert.jsonl").unlink()
+    (folder / "bert.jsonl").unlink()
+    with refused("anna.jsonl line 1: all labels are 'good'; there must be two"):
         load(folder)
 
 
@@ -143,21 +143,21 @@ def test_other_encodings_are_named_with_their_place_and_a_way_out(own_folder):
 
 
 def test_what_a_path_may_be(own_folder, tmp_path):
-    with refused(r"has no file for a client \(it has nothing\)"):
-        load(tmp_path)
+    (tmp_path / "empty").mkdir()
     (tmp_path / "data.xlsx").write_text("a,b")
-    with refused(r"data.xlsx: a file that ends in .jsonl, .csv, .* is expected"):
-        load(tmp_path / "data.xlsx")
-    with refused(r"task.path = .*: there is no such file or folder; give a folder"):
-        load(tmp_path / "nowhere")
-    folder = own_folder(anna=pairs(3))
-    for name, value in (("clients", 3), ("partition", IID()), ("label_field", "x")):
-        with refused(rf"task.{name}: task.path = .* is a folder, and each file in it is a client"):
-            load(folder, **{name: value})
-    with refused(r"gone.jsonl: there is no such file"):
-        load(folder, evaluation_file=str(folder / "gone.jsonl"))
-    with refused(r"nothing is held out to evaluate on; raise task.evaluation, or give"):
-        load(folder, evaluation=0.0)
+    folder, alone = own_folder(anna=pairs(3)), ": task.path = .* is a folder, and each file in it is a client"
+    for path, settings, message in (
+        (tmp_path / "empty", {}, r"has no file for a client \(it has nothing\)"),
+        (tmp_path / "data.xlsx", {}, "data.xlsx: a file that ends in .jsonl, .csv, .* is expected"),
+        (tmp_path / "nowhere", {}, "task.path = .*: there is no such file or folder; give a folder"),
+        (folder, {"clients": 3}, f"task.clients{alone}"),
+        (folder, {"partition": IID()}, f"task.partition{alone}"),
+        (folder, {"label_field": "x"}, f"task.label_field{alone}"),
+        (folder, {"evaluation_file": str(folder / "gone.jsonl")}, "gone.jsonl: there is no such file"),
+        (folder, {"evaluation": 0.0}, "nothing is held out to evaluate on; raise task.evaluation, or give"),
+    ):
+        with refused(message):
+            load(path, **settings)
 
 
 def everything(data):
@@ -206,7 +206,6 @@ def test_the_same_rows_in_every_format_are_the_same_examples(tmp_path, name):
     ("text", "message"),
     [
         ("prompt,completion\na,b\nc\n", r"t.csv line 3: 1 columns, where 2 are expected: prompt, completion"),
-        ("prompt,prompt\na,b\n", r't.csv line 1: two columns are called "prompt"'),
         ('prompt,completion\na,"b\nc', r"t.csv line 2: not valid CSV: unexpected end of data"),
         ("prompt,completion\n", r"t.csv: none of its examples has anything to answer"),
     ],

@@ -26,7 +26,7 @@ class ExampleKind:
 
     example: type
     architecture: Architecture  # which models can
-    objective: Callable[..., Objective]  # makes the objective of (tokenizer or image processor, settings)
+    objective: Callable[..., Any]  # makes the objective of (tokenizer or image processor, settings)
     bases: tuple[Architecture, ...] = ()  # of other architectures, that are made such a model, with a new head
 
 
@@ -108,10 +108,9 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
     """
     if kind.example is not Example:
         raise ValueError(f"reward: no answers are generated from a {kind.example.__name__}; leave the table out")
-    judge = Judge(settings.load(), settings.about)
+    judge = Judge(settings.load(), settings.name or str(settings.function))
 
     def objective(tokenizer: Any, evaluation: EvaluationSettings) -> Rewarded:
-        language: Any = kind.objective(tokenizer, evaluation)
-        return Rewarded(language, judge, settings.max_new_tokens)
+        return Rewarded(kind.objective(tokenizer, evaluation), judge, settings.max_new_tokens)
 
     return replace(kind, objective=objective)

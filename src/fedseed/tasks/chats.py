@@ -15,13 +15,11 @@ from fedseed.tasks.files import Record, parse_json
 Message = Mapping[str, Any]
 ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}  # in a plain text
 OTHER_ROLES = {"developer": "system", "function": "tool"}
-SAID_BY = {  # ShareGPT's names, as published data sets write them
-    "system": ("system",),
-    "user": ("human", "user"),
-    "assistant": ("gpt", "assistant", "chatgpt", "model", "bot", "function_call"),
-    "tool": ("tool", "observation", "function_response"),
-}
-ROLE_OF = {name: role for role, names in SAID_BY.items() for name in names}
+ROLE_OF = {  # ShareGPT's names, as published data sets write them
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "chatgpt": "assistant", "model": "assistant", "bot": "assistant", "function_call": "assistant",
+    "tool": "tool", "observation": "tool", "function_response": "tool",
+}  # fmt: skip
 
 
 def read_chat(row: Record, style: ChatStyle) -> Chat:

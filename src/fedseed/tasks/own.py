@@ -121,8 +121,7 @@ class FilesTask(Task):
             number: its number among the clients, which draws what it holds out.
 
         Raises:
-            RecipeError: missing or malformed, with all bad lines named; or `labels` is not set where it must be, for
-                nobody else's are seen here.
+            RecipeError: missing or malformed, with all bad lines named; or `labels` is not set and must be.
         """
         other = Path(self.evaluation_file).expanduser().resolve() if self.evaluation_file else None
         places = [path for path in _sources(self._place()) if path.resolve() != other]

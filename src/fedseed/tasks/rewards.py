@@ -51,11 +51,6 @@ class RewardSettings(BaseModel):
             return f'reward.function = "{self.function}": write a file or module and a function, as "rewards.py:score"'
         return None
 
-    @property
-    def about(self) -> str:
-        """Returns what errors call the function."""
-        return self.name or str(self.function)
-
     def load(self) -> Reward:
         """Returns the function. Raises RecipeError if its file can't be run, or has no such function."""
         if self.name is not None:

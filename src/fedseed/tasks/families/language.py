@@ -20,7 +20,7 @@ from importlib import resources
 from random import Random
 from typing import Any
 
-from jinja2 import Environment, Template, meta
+from jinja2 import Environment, meta
 from jinja2.environment import TemplateExpression
 
 Values = dict[str, Any]
@@ -93,6 +93,9 @@ LANGUAGE.filters |= {
 }
 
 
+_template = cache(LANGUAGE.from_string)
+
+
 def draw(lines: Sequence[str], rng: Random) -> Values:
     """Draws the values that the lines name, in their order."""
     values: dict[str, Any] = {}
@@ -119,11 +122,6 @@ def names_in(texts: Sequence[str], values: Values) -> list[str]:
 def _parsed(line: str) -> tuple[list[str], TemplateExpression]:
     names, _, expression = line.partition(" = ")
     return names.split(), LANGUAGE.compile_expression(expression)
-
-
-@cache
-def _template(text: str) -> Template:
-    return LANGUAGE.from_string(text)
 
 
 @cache
