@@ -120,12 +120,9 @@ def longest_input(model: Any) -> int | None:
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns rows filled up with `pad`, and a mask that is 1 where they are: int64, (rows, longest), on the CPU.
+    """Returns rows filled up with `pad` at their end (or on their left), and a mask that is 1 where they are.
 
-    Args:
-        rows: at least one.
-        pad: what they are filled up with.
-        left: at their beginning; otherwise at their end.
+    Both are int64, of shape (rows, longest), on the CPU; there must be a row.
     """
     side = "left" if left else "right"
     tensors = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows]

@@ -132,13 +132,12 @@ class Reader:
                             f'{row.where}: "{name}" has {size:,} characters, where {LONGEST:,} are read; split it'
                         )
                 made = self._form_of(row).read(row, self.style)
+                if isinstance(made, Example) and not made.response.strip():
+                    self.empty += 1
+                else:
+                    lines.append(SourceLine(made, row))
             except RecipeError as error:
                 self.bad.append(str(error))
-                continue
-            if isinstance(made, Example) and not made.response.strip():
-                self.empty += 1
-            else:
-                lines.append(SourceLine(made, row))
         return lines
 
     def check(self, hint: str = "") -> None:
