@@ -146,7 +146,6 @@ def test_a_stop_ends_and_cuts_a_response(small):
     assert tokenizer.eos_token_id not in item.ids
 
 
-@pytest.mark.long
 def test_what_a_model_has_no_room_for_is_counted_and_left_out(natural_instructions, tmp_path):
     """The small base has 256 positions, the recipe allows 1,024 tokens."""
     rows = [(f"number {i}", ["yes"]) for i in range(20)]
@@ -159,9 +158,7 @@ def test_what_a_model_has_no_room_for_is_counted_and_left_out(natural_instructio
         method = {{name = "ferret", directions = 10, training.steps = 1}}
         evaluation = {{max_new_tokens = 150, max_length = 1024}}
     ''')
-    found = Federation.from_file(tmp_path / "recipe.toml")
-    assert found.spec.notes[2:] == (
+    assert Federation.from_file(tmp_path / "recipe.toml").spec.notes[2:] == (
         "1 of 5 examples of the evaluation set left out (over the model's 256 positions)",
         "1 answers get fewer than evaluation.max_new_tokens = 150 (the model has 256 positions)",
     )
-    found.run()
