@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fedseed.errors import RecipeError
-from fedseed.objectives.batches import micro_batches
 from fedseed.objectives.losses import Options
 from fedseed.objectives.masked import Blank
+from fedseed.objectives.prepared import micro_batches
 from fedseed.objectives.tokens import Tokens
 
 

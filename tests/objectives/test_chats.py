@@ -15,6 +15,7 @@ ANSWERS = ["Paris, of course.", "It is Rome:\n\n größer."]
 TURNS = [("system", "Be short."), ("user", "What is the capital of France?"), ("assistant", ANSWERS[0]),
          ("user", "And of Italy?"), ("assistant", ANSWERS[1])]  # fmt: skip
 MESSAGES = [{"role": role, "content": content} for role, content in TURNS]
+TOKENIZER = chat_tokenizer("qwen2")
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
@@ -44,10 +45,9 @@ def test_the_answers_and_what_ends_them_carry_loss(tokenizers, family):
     for i, (begin, _) in zip((-3, -1), item.learnt, strict=True):  # before an answer stands what generation is given
         asked = tokenizer.apply_chat_template(taken[:i], add_generation_prompt=True, return_dict=False)
         assert list(item.ids[:begin]) == asked
-    objective = CausalLM(tokenizer)
     inside = [any(begin <= at < end for begin, end in item.learnt) for at in range(len(item.ids))]
     assert item.labels == [token if learnt else IGNORE for token, learnt in zip(item.ids, inside, strict=True)]
-    assert objective.weight(item) == sum(inside)
+    assert CausalLM(tokenizer).weight(item) == sum(inside)
 
 
 @pytest.mark.long
@@ -55,14 +55,10 @@ def test_the_answers_and_what_ends_them_carry_loss(tokenizers, family):
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="<>"), min_size=1), min_size=1, max_size=3))
 def test_whatever_is_said(answers):
     """Any text in it: an answer's tokens are those of the answer, and none of another's."""
-    tokenizer = TOKENIZER
     turns = [m for text in answers for m in ({"role": "user", "content": text}, {"role": "assistant", "content": text})]
-    (item,) = prepared(tokenizer, turns)
-    assert list(item.ids) == tokenizer.apply_chat_template(turns, return_dict=False)
-    assert learnt(tokenizer, item) == [f"{text}<|im_end|>" for text in answers]
-
-
-TOKENIZER = chat_tokenizer("qwen2")
+    (item,) = prepared(TOKENIZER, turns)
+    assert list(item.ids) == TOKENIZER.apply_chat_template(turns, return_dict=False)
+    assert learnt(TOKENIZER, item) == [f"{text}<|im_end|>" for text in answers]
 
 
 def test_tools_are_seen_and_calls_are_learnt(tokenizers):
@@ -75,10 +71,8 @@ def test_tools_are_seen_and_calls_are_learnt(tokenizers):
     ]
     tokenizer = tokenizers["qwen2"]
     (item,) = prepared(tokenizer, turns, [WEATHER])
-    assert learnt(tokenizer, item) == [
-        '<tool_call>weather {"city": "Bonn"}</tool_call><|im_end|>',
-        "It is sunny.<|im_end|>",
-    ]
+    said = ['<tool_call>weather {"city": "Bonn"}</tool_call>', "It is sunny."]
+    assert learnt(tokenizer, item) == [f"{text}<|im_end|>" for text in said]
     assert '{"type": "function", "function": {"name": "weather"' in tokenizer.decode(item.ids)
     assert item.remarks == ()
     (item,) = prepared(tokenizers["llama"], turns[:1] + turns[3:], [WEATHER])
@@ -146,8 +140,7 @@ def test_where_no_token_ends_the_last_answer_the_end_of_sequence_does():
 
 
 def test_the_date_is_always_the_same():
-    dated = "{{ strftime_now('%d %b %Y') }}" + QWEN
-    tokenizer = chat_tokenizer("qwen2", dated)
+    tokenizer = chat_tokenizer("qwen2", "{{ strftime_now('%d %b %Y') }}" + QWEN)
     (item,) = prepared(tokenizer, MESSAGES)
     assert tokenizer.decode(item.ids).startswith("26 Jul 2024<|im_start|>system\nBe short.")
 
@@ -163,9 +156,7 @@ def test_without_a_template_chats_are_plain_text_and_that_is_said(small):
     first, last = prepared(tokenizer, MESSAGES, writing="plain", loss_on="all")
     assert last == asked and first.ids[-1] == tokenizer.eos_token_id
     assert first.ids[: first.response_start] == last.ids[: first.response_start]
-    with pytest.raises(
-        RecipeError, match=r'task.chat_template = "own": the base.s tokenizer has no chat template; give'
-    ):
+    with pytest.raises(RecipeError, match=r'chat_template = "own": the base.s tokenizer has no chat template; give'):
         prepared(tokenizer, MESSAGES, writing="own")
     template = "{% for m in messages %}{{ m.role + ':' + m.content + '</s>' }}{% endfor %}"
     (item,) = prepared(tokenizer, MESSAGES[1:3], writing="given", template=template)

@@ -1,16 +1,17 @@
-"""Sequence classification: logits are transformers', heads are made by the shared stream, F1 is scikit-learn's."""
+"""Classification of texts and pictures: logits are transformers', heads the shared stream's, F1 is scikit-learn's."""
 
 import numpy as np
 import pytest
 import torch
 
 from fedseed import Basis, ParameterSpace
+from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
-from fedseed.objectives.classification import TextClasses
+from fedseed.objectives.classification import Images, TextClasses
 from fedseed.objectives.evaluation import choice_metrics
 from fedseed.randomness import Domain, derive
-from fedseed.tasks.data import Choice
+from fedseed.tasks.data import Choice, Picture
 from fedseed.tasks.metrics import macro_f1
 from support.text_bases import write
 
@@ -53,13 +54,12 @@ def test_a_new_head_and_a_pooler_come_from_the_seed(folders):
     drawn = ["classifier.weight", "classifier.bias", "bert.pooler.dense.weight", "bert.pooler.dense.bias"]
     basis = Basis("normal", derive(7, Domain.HEAD))
     for name, p in model.named_parameters():
-        assert torch.equal(p, again.get_parameter(name))
-        if name in drawn and name.endswith("weight"):
+        new, bias = name in drawn, name.endswith("bias")
+        assert torch.equal(p, again.get_parameter(name)) and not (new and bias and p.any())
+        assert torch.equal(p, other.get_parameter(name)) == (not new or bias)
+        if new and not bias:
             expected = basis.direction(drawn.index(name), 0, p.numel()) * np.float32(0.3)
             assert np.array_equal(p.detach().numpy().reshape(-1), expected)
-        elif name in drawn:
-            assert not p.any()
-        assert torch.equal(p, other.get_parameter(name)) == (name not in drawn or name.endswith("bias"))
     assert model.config.id2label == {0: "negative", 1: "positive"}
 
 
@@ -68,11 +68,12 @@ def test_metrics(folders):
 
     model, tokenizer = load_model(folders["bert"], architecture="classification", head=HEAD)
     objective = TextClasses(tokenizer)
+    objective.batch = 3
     with torch.no_grad():
         found = objective.scores(model, objective.prepare(EXAMPLES)).argmax(1).tolist()
     gold = [example.gold for example in EXAMPLES]
-    metrics = choice_metrics(model, objective, objective.prepare(EXAMPLES), batch=3, classes=True)
-    assert metrics["accuracy"] == 100 * np.mean([a == b for a, b in zip(found, gold, strict=True)])
+    metrics = choice_metrics(model, objective, objective.prepare(EXAMPLES))
+    assert metrics["accuracy"] == 100 * np.mean(np.equal(found, gold))
     assert metrics["macro_f1"] == pytest.approx(100 * f1_score(gold, found, average="macro"))
     assert TextClasses(tokenizer, max_length=1).prepare(EXAMPLES) == []
     g = np.random.default_rng(0)
@@ -82,3 +83,48 @@ def test_metrics(folders):
         assert macro_f1(said.tolist(), right.tolist()) == pytest.approx(expected)
     with pytest.raises(ValueError, match="1 predictions for 2 references"):
         macro_f1([1], [1, 0])
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def pictures(count, shape=(32, 32, 3), classes=3):
+    rng = np.random.default_rng(1)
+    return [Picture(rng.integers(0, 256, shape, dtype=np.uint8), i % classes) for i in range(count)]
+
+
+@pytest.fixture(params=["vit", "resnet"])
+def loaded(request, image_base):
+    return load_model(str(image_base(request.param)))
+
+
+def test_losses_in_a_batch_are_those_one_by_one(loaded):
+    model, processor = loaded
+    items = pictures(7)
+    with torch.no_grad():
+        together = Images(processor).losses(model, items)
+        alone = torch.cat([Images(processor).losses(model, [item]) for item in items])
+    assert together.shape == (7,) and together.dtype == torch.float32
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+    assert together.std() > 0
+
+
+def test_pixel_values_are_the_processors_own(loaded):
+    _, processor = loaded
+    items = pictures(5, (20, 30, 3))
+    wanted = torch.cat([processor(images=item.pixels, return_tensors="pt")["pixel_values"] for item in items])
+    objective = Images(processor)
+    for _ in range(2):  # made, and kept
+        assert torch.equal(objective.pixel_values(items), wanted)
+    mixed = [items[3], items[3], *pictures(1), items[0]]  # kept ones, new ones and repeats
+    assert torch.equal(objective.pixel_values(mixed)[[0, 1, 3]], wanted[[3, 3, 0]])
+
+
+def test_grey_pictures_for_a_model_of_colours(loaded):
+    _, processor = loaded
+    grey = pictures(3, (16, 16, 1))
+    colour = [Picture(np.repeat(p.pixels, 3, axis=2), p.label) for p in grey]
+    objective = Images(processor)
+    assert torch.equal(objective.pixel_values(objective.prepare(grey)), objective.pixel_values(colour))
+    with pytest.raises(RecipeError, match="a picture has 4 channels, the model's image processor takes 3"):
+        objective.prepare(pictures(1, (8, 8, 4)))

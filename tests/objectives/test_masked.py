@@ -56,32 +56,27 @@ def test_scores_are_the_words_logits_at_the_mask(base):
 
 
 def test_a_label_word_is_one_token(base):
-    objective = MaskedLM(base[1])
-    with pytest.raises(ValueError, match=r"the label word ' dreadful' is not one token of the model's tokenizer: \["):
-        objective.prepare([Cloze(f"It was {MASK}.", (" dreadful", " great"), 0)])
-    with pytest.raises(ValueError, match="are not different tokens"):
-        objective.prepare([Cloze(f"It was {MASK}.", (" great", " great"), 0)])
-    # without its space a word is another one, and here not one token
-    with pytest.raises(ValueError, match="the label word 'great' is not one token"):
-        objective.prepare([Cloze(f"It was {MASK}.", ("great", " bad"), 0)])
+    for words, problem in (
+        ((" dreadful", " great"), r"the label word ' dreadful' is not one token of the model's tokenizer: \["),
+        ((" great", " great"), "are not different tokens"),
+        (("great", " bad"), "the label word 'great' is not one token"),  # without its space a word is another one
+    ):
+        with pytest.raises(ValueError, match=problem):
+            MaskedLM(base[1]).prepare([Cloze(f"It was {MASK}.", words, 0)])
 
 
 def test_positions_begin_after_the_padding_index(base):
     """RoBERTa's 130 positions are room for 128 tokens: one more and it would fail."""
     model, tokenizer = base
     assert longest_input(model) == 128
+    texts = [Cloze(f"{'a ' * words}{MASK}", TWO, 0) for words in range(200)]
     objective = MaskedLM(tokenizer, max_length=1000)
-    long = objective.prepare([Cloze(f"{'a ' * 200}{MASK}", TWO, 0)])[0]
     with pytest.raises((IndexError, RuntimeError)), torch.no_grad():
-        objective.losses(model, [long])
-    fits = MaskedLM(tokenizer, max_length=128)
-    words = 1
-    while fits.prepare([Cloze(f"{'a ' * words}{MASK}", TWO, 0)]):
-        words += 1
-    longest = fits.prepare([Cloze(f"{'a ' * (words - 1)}{MASK}", TWO, 0)])[0]
+        objective.losses(model, objective.prepare(texts[-1:]))
+    longest = MaskedLM(tokenizer, max_length=128).prepare(texts)[-1]
     assert len(longest.ids) > 120
     with torch.no_grad():
-        assert torch.isfinite(fits.losses(model, [longest])).all()
+        assert torch.isfinite(objective.losses(model, [longest])).all()
 
 
 # -- words after a prompt: one pass says what a pass for each option says ---------------------------------------------

@@ -46,15 +46,6 @@ def tiny(kind, tokenizer):
     return random_model(kind, **sizes, **ids, intermediate_size=64, initializer_range=0.3, **own).eval()
 
 
-def alone(space, objective, items, basis, directions, scales):
-    """Each answer by itself, at its weights."""
-    said = []
-    for item, k, scale in zip(items, directions, scales, strict=True):
-        with space.perturbed(basis, k, scale):
-            said += objective.answers(space.model, [item])
-    return said
-
-
 def test_a_loss_is_minus_the_reward_of_what_is_generated(small):
     model, tokenizer = small
     heard = Heard()
@@ -68,9 +59,16 @@ def test_a_loss_is_minus_the_reward_of_what_is_generated(small):
     assert losses.dtype == torch.float32 and not losses.requires_grad and [*map(objective.weight, items)] == [1] * 5
 
 
-def rewarded_rows(space, objective, items, *along):
+def rows_and_alone(space, objective, items, basis, directions, scales):
+    """The losses of rows with weights of their own, and those of each answer by itself at its weights."""
     losses, together = (partial(act, space.model) for act in (objective.losses, objective.together))
-    return row_losses(space, losses, items, *along, together=partial(together, items))
+    found = row_losses(space, losses, items, basis, directions, scales, together=partial(together, items))
+    said = []
+    for item, k, scale in zip(items, directions, scales, strict=True):
+        with space.perturbed(basis, k, scale):
+            said += objective.answers(space.model, [item])
+    assert said != [objective.answers(space.model, [item])[0] for item in items]  # the directions matter
+    return found.tolist(), [-len(text) / 8 for text in said]
 
 
 DIRECTIONS, SCALES = [3, 8, 3, 0, 3], [0.05, -0.05, 0.05, 0.1, -0.2]
@@ -81,32 +79,27 @@ def test_rows_with_weights_of_their_own_say_what_they_say_alone(kind, small):
     model, heard = tiny(kind, small[1]), Heard()
     space, objective = ParameterSpace(model), Rewarded(CausalLM(small[1]), heard, NEW)
     items, before = objective.prepare(EXAMPLES), space.digest()
-    basis = Basis("lowrank", 7)
-    expected = alone(space, objective, items, basis, DIRECTIONS, SCALES)
-    losses = rewarded_rows(space, objective, items, basis, DIRECTIONS, SCALES)
-    assert heard.said == expected and losses.tolist() == [-len(text) / 8 for text in expected]
+    found, expected = rows_and_alone(space, objective, items, Basis("lowrank", 7), DIRECTIONS, SCALES)
+    assert found == expected and len(heard.said) == len(items)
     assert space.rows.reason is None and space.digest() == before  # in one go: nothing fell back
-    assert expected != [objective.answers(model, [item])[0] for item in items]  # the directions matter
 
 
 def test_what_cant_be_mapped_is_generated_by_direction(small, tmp_path):
     model, heard = tiny("llama", small[1]), Heard()
     space, objective = ParameterSpace(model), Rewarded(CausalLM(small[1]), heard, NEW)
     items, basis = objective.prepare(EXAMPLES), Basis("rademacher", 7)
-    expected = alone(space, objective, items, basis, DIRECTIONS, SCALES)
-    losses = rewarded_rows(space, objective, items, basis, DIRECTIONS, SCALES)
-    assert losses.tolist() == [-len(text) / 8 for text in expected]
+    found, expected = rows_and_alone(space, objective, items, basis, DIRECTIONS, SCALES)
+    assert found == expected
     with pytest.raises(ValueError, match="5 items for 4 directions"):
-        rewarded_rows(space, objective, items, basis, DIRECTIONS[1:], 0.1)
+        rows_and_alone(space, objective, items, basis, DIRECTIONS[1:], 0.1)
     model, tokenizer = load_model(str(write(tmp_path / "t5", "t5")))
     space, objective = ParameterSpace(model), Rewarded(Seq2SeqLM(tokenizer), heard, 4)
-    items = objective.prepare([Example("the film was great", "good"), Example("so bad", "bad")])
-    assert objective.losses(model, items).tolist() == [
-        -len(text) / 8 for text in generate(model, objective.language, ["the film was great", "so bad"], 4)
-    ]
-    basis = Basis("lowrank", 3)
-    expected = alone(space, objective, items, basis, [1, 2], [0.3, 0.3])
-    assert rewarded_rows(space, objective, items, basis, [1, 2], 0.3).tolist() == [-len(text) / 8 for text in expected]
+    prompts = ["the film was great", "so bad"]
+    items = objective.prepare([Example(prompt, "good") for prompt in prompts])
+    said = generate(model, objective.language, prompts, 4)
+    assert objective.losses(model, items).tolist() == [-len(text) / 8 for text in said]
+    found, expected = rows_and_alone(space, objective, items, Basis("lowrank", 3), [1, 2], [0.3, 0.3])
+    assert found == expected
 
 
 def test_a_method_that_needs_gradients_is_refused_in_python_too(small):

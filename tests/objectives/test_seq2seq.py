@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from fedseed.models.loading import load_model
-from fedseed.objectives.evaluation import choice_metrics, language_metrics, mean_loss
+from fedseed.objectives.evaluation import choice_metrics, mean_loss, measure
 from fedseed.objectives.generation import generate
 from fedseed.objectives.losses import Choices
 from fedseed.objectives.prepared import prepare
 from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM
+from fedseed.objectives.settings import EvaluationSettings
 from fedseed.tasks.data import Choice, Example
 from support.text_bases import write
 
@@ -70,10 +71,11 @@ def test_answers_are_those_of_one_prompt_at_a_time(base):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         alone = model.generate(input_ids=ids, max_new_tokens=6, do_sample=False, num_beams=1)
         assert text == tokenizer.decode(alone[0], skip_special_tokens=True)
-    metrics = language_metrics(model, objective, prepare(objective, "", EXAMPLES), 6, ("rouge_l", "exact_match"))
+    wanted = EvaluationSettings(max_new_tokens=6, metrics=["exact_match"])
+    metrics = measure(model, objective, prepare(objective, "", EXAMPLES), ("rouge_l",), wanted)
     assert set(metrics) == {"loss", "perplexity", "rouge_l", "exact_match"}
     taught = [Example(p, text) for p, text in zip(prompts, said, strict=True) if text]
-    found = language_metrics(model, objective, prepare(objective, "", taught), 6)
+    found = measure(model, objective, prepare(objective, "", taught), ("rouge_l",), wanted)
     assert taught and found["rouge_l"] == pytest.approx(100)
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 
 from fedseed.errors import RecipeError
-from fedseed.tasks.instruction_data import LANGUAGES, AlpacaTask, CodeAlpacaTask, DollyTask, GSM8KTask
+from fedseed.tasks import REGISTRY
+from fedseed.tasks.instruction_data import LANGUAGES
 from fedseed.tasks.partition import ByField, Dirichlet, Quantity
 
-TASKS = {"dolly-15k": DollyTask, "alpaca": AlpacaTask, "code-alpaca": CodeAlpacaTask, "gsm8k": GSM8KTask}
 SMALL = {"dolly-15k": {"clients": 4, "partition": Dirichlet(alpha=0.5, minimum=3)}}
 WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
@@ -22,13 +22,15 @@ WITHOUT = (
 
 
 def load(name, path, **settings):
-    return TASKS[name](path=str(path), **{**SMALL.get(name, {}), **settings}).load()
+    return REGISTRY.get(name)(path=str(path), **{**SMALL.get(name, {}), **settings}).load()
 
 
-def everything(data, *, evaluation=True):
-    held = [(e.prompt, e.response) for client in data.clients for e in client.examples]
-    rest = [(e.prompt, e.response) for e in [*data.validation, *(data.evaluation[""] if evaluation else ())]]
-    return held + rest
+def pairs(*parts):
+    return [(e.prompt, e.response) for part in parts for e in part]
+
+
+def everything(data):
+    return pairs(*(client.examples for client in data.clients), data.validation, data.evaluation[""])
 
 
 def test_dollys_last_category_is_evaluated_on_and_nobody_holds_it(instruction_data):
@@ -42,9 +44,8 @@ def test_dollys_last_category_is_evaluated_on_and_nobody_holds_it(instruction_da
         assert all(f"{label} " in e.prompt for label, e in zip(client.labels, client.examples, strict=True))
     assert len(set(everything(data))) == 96  # a partition: nothing twice, nothing lost
     prompts = {e.prompt for e in data.evaluation[""]}
-    assert prompts == {WITH_INPUT.format(f"summarization {i}?", f"About {i}.") for i in range(1, 12, 2)} | {
-        WITHOUT.format(f"summarization {i}?") for i in range(0, 12, 2)
-    }
+    paired = {WITH_INPUT.format(f"summarization {i}?", f"About {i}.") for i in range(1, 12, 2)}
+    assert prompts == paired | {WITHOUT.format(f"summarization {i}?") for i in range(0, 12, 2)}
     assert data.scores == ("rouge_l",)
     assert data.notes[:2] == ("no client holds category summarization", "0 of 96 examples left out (no response)")
 
@@ -79,8 +80,9 @@ def test_code_alpacas_languages_are_clients(instruction_data):
     assert [c.name for c in data.clients] == sorted(LANGUAGES)
     assert len(data.evaluation[""]) == 18  # 10% of nine languages
     assert all(set(c.labels) == {c.name} for c in data.clients)
-    assert all(f"### Input:\n{c.name}\n" in e.prompt and "\u00a0" not in e.response
-               for c in data.clients for e in c.examples)  # fmt: skip
+    for client in data.clients:
+        assert all(f"### Input:\n{client.name}\n" in prompt for prompt, _ in pairs(client.examples))
+    assert not any("\u00a0" in response for _, response in everything(data))
     assert not any("X86" in prompt for prompt, _ in everything(data))
     assert data.notes[0] == "20 of 200 examples left out (X86-64 Assembly)"
     three = load("code-alpaca", path, clients=3, partition=Dirichlet(alpha=0.5))
@@ -101,25 +103,21 @@ def test_gsm8ks_test_file_is_evaluated_on(instruction_data):
             load("gsm8k", path)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", ["dolly-15k", "alpaca", "code-alpaca", "gsm8k"])
 def test_settings_that_all_share(name, instruction_data):
     path = instruction_data[name]()
-    data, again = load(name, path), load(name, path)
-    assert data == again
+    data = load(name, path)
+    assert data == load(name, path)
     assert everything(load(name, path, seed=1)) != everything(data)
     tuning = load(name, path, evaluate_on="validation", validation=0.1)
     assert tuning.evaluation[""] == tuning.validation and 0 < len(tuning.validation) < 10
-    assert not set(everything(load(name, path, validation=0.1), evaluation=False)) & {
-        (e.prompt, e.response) for e in data.evaluation[""]
-    }
+    assert not set(pairs(tuning.validation, *(c.examples for c in tuning.clients))) & set(pairs(data.evaluation[""]))
     few = load(name, path, examples=20, evaluation=1)
     assert sum(len(c.examples) for c in few.clients) == 20 and len(few.evaluation[""]) == 1
     assert few.validation == data.validation  # fewer training examples leave the rest as it was
     with pytest.raises(RecipeError, match=r'evaluate_on = "validation": task.validation = 0 keeps no example'):
         load(name, path, evaluate_on="validation", validation=0.0)
-    with pytest.raises(
-        RecipeError, match=r'task.partition.field = "colour": "[a-z0-9-]+" has ("[a-z]+"|no field to deal by)'
-    ):
+    with pytest.raises(RecipeError, match=r'partition.field = "colour": "[a-z0-9-]+" has ("[a-z]+"|no field to deal)'):
         load(name, path, partition=ByField(field="colour"))
     assert len(load(name, path, clients=2, partition=Quantity()).clients) == 2
 

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from fedseed.errors import RecipeError
@@ -12,6 +10,11 @@ def rows(count, text="x"):
 
 def load(folder, **settings):
     return NaturalInstructionsTask(path=str(folder), **settings).load()
+
+
+def refused(problem, folder, **settings):
+    with pytest.raises(RecipeError, match=problem):
+        load(folder, **settings)
 
 
 def test_each_train_task_is_a_client_and_test_tasks_are_evaluated_on(natural_instructions):
@@ -30,7 +33,7 @@ def test_each_train_task_is_a_client_and_test_tasks_are_evaluated_on(natural_ins
         "response that appropriately completes the request.\n\n"
         f"### Instruction:\nDo what task001_a says.\n\n### Input:\na {number}\n\n### Response:"
     )
-    texts = [e.prompt for c in data.clients for e in c.examples] + [e.prompt for e in data.evaluation[""]]
+    texts = [e.prompt for part in (*(c.examples for c in data.clients), data.evaluation[""]) for e in part]
     assert len(set(texts)) == len(texts)  # nothing is drawn twice
 
 
@@ -51,8 +54,7 @@ def test_what_is_left_out_is_counted(natural_instructions):
     assert "2 of 3 tasks left out (fewer than 20 usable instances)" in train and "1 task gives 4 examples" in train
     assert "12 of 70 instances left out (input of 1,024 characters or more)" in train
     assert "1 of 2 tasks left out" in test and "7 of 10 instances left out" in test
-    with pytest.raises(RecipeError, match=r"nothing is left of the data .*3 of 3 tasks left out"):
-        load(folder, max_input_chars=1)
+    refused("nothing is left of the data .*3 of 3 tasks left out", folder, max_input_chars=1)
 
 
 def test_some_clients_and_a_validation_set(natural_instructions):
@@ -68,28 +70,17 @@ def test_some_clients_and_a_validation_set(natural_instructions):
     assert not held & {e.prompt for e in kept.validation} and kept.evaluation == some.evaluation
     chosen = load(folder, clients=3, validation=0.25, evaluate_on="validation")
     assert chosen.evaluation == {"": kept.validation}
-    for settings, said in (
-        ({"clients": 9}, "task.clients = 9: there are 8 train tasks"),
-        ({"evaluate_on": "validation"}, "task.validation = 0 keeps no example"),
-        ({"validation": 0.99}, "a client has no example left"),
-    ):
-        with pytest.raises(RecipeError, match=said):
-            load(folder, **settings)
+    refused("task.clients = 9: there are 8 train tasks", folder, clients=9)
+    refused("task.validation = 0 keeps no example", folder, evaluate_on="validation")
+    refused("a client has no example left", folder, validation=0.99)
 
 
 def test_missing_and_unreadable_files_are_named(natural_instructions, tmp_path):
-    with pytest.raises(RecipeError, match=r"task.path = .*nowhere.*no such folder; .*v2.8"):
-        load(tmp_path / "nowhere")
-    with pytest.raises(RecipeError, match=r"train_tasks.txt: there is no such file; .*splits/default and tasks"):
-        load(tmp_path)
+    refused(r"task.path = .*nowhere.*no such folder; .*v2.8", tmp_path / "nowhere")
+    refused(r"train_tasks.txt: there is no such file; .*splits/default and tasks", tmp_path)
     folder = natural_instructions()
-    listed = folder / "splits" / "default" / "test_tasks.txt"
-    listed.write_text("task900_test\ntask901_gone\n")
-    with pytest.raises(RecipeError, match=r"task901_gone.json: there is no such file; splits/default lists this task"):
-        load(folder)
+    (folder / "splits" / "default" / "test_tasks.txt").write_text("task900_test\ntask901_gone\n")
+    refused(r"task901_gone.json: there is no such file; splits/default lists this task", folder)
     task = folder / "tasks" / "task001_copy.json"
-    content = json.loads(task.read_text())
-    del content["Instances"][3]["input"]
-    task.write_text(json.dumps(content))
-    with pytest.raises(RecipeError, match=r'task001_copy.json: Instances\[3\]: no "input"'):
-        load(folder)
+    task.write_text(task.read_text().replace('"input"', '"put in"', 4).replace('"put in"', '"input"', 3))
+    refused(r'task001_copy.json: Instances\[2\]: no "input"', folder)

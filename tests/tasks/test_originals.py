@@ -5,11 +5,12 @@ from collections import Counter
 import pytest
 
 from fedseed.errors import RecipeError
+from fedseed.registry import name_of
 from fedseed.tasks import CLOZE, MEZO
 from fedseed.tasks.data import MASK, Choice, Cloze, Example
 
-TASKS = {str(task.model_fields["name"].default): task for task in (*MEZO, *CLOZE)}
-OPT = [str(task.model_fields["name"].default) for task in MEZO]
+TASKS = {name_of(task): task for task in (*MEZO, *CLOZE)}
+OPT = [name_of(task) for task in MEZO]
 SIZES = {"examples": 24, "validation": 6, "evaluation": 9}
 FEW = {"k": 3, "evaluation": 9}
 
@@ -43,12 +44,11 @@ def test_loads_splits_and_deals(name, original):
 # -- what a row becomes --------------------------------------------------------------------------------------------
 
 
-def first(name, folder, text=None, **changed):
-    """The example of one row of the train file, put into the file's place alone."""
-    found = TASKS[name](path=str(folder), **changed)
-    file = folder / found.train_files[0]
+def first(name, folder, text=None, file=None):
+    """The examples of the train file, or of a text in its place."""
+    found = TASKS[name](path=str(folder))
     if text is not None:
-        file.write_text(text)
+        (folder / (file or found.train_files[0])).write_text(text)
     return [row.example for row in found._read(folder, found.train_files)[0]]
 
 
@@ -86,10 +86,6 @@ def test_prompts_options_and_right_answers(name, original):
     assert first(name, original(name))[0] == PROMPTS[name]
 
 
-def golds(name, original):
-    return [example.gold for example in first(name, original(name, train=6))]
-
-
 def test_every_class_is_the_right_one(original):
     expected = {
         "rte": [0, 1, 0, 1, 0, 1],  # entailment: Yes
@@ -105,7 +101,8 @@ def test_every_class_is_the_right_one(original):
         "sst5": [0, 1, 2, 3, 4, 0],
         "trec": [0, 1, 2, 3, 4, 5],
     }
-    assert {name: golds(name, original) for name in expected} == expected
+    found = {name: first(name, original(name, train=6)) for name in expected}
+    assert {name: [example.gold for example in examples] for name, examples in found.items()} == expected
 
 
 def test_answers_of_drop_and_squad(original):
@@ -121,9 +118,8 @@ def test_a_class_with_few_rows_gives_what_it_has(original):
     held = Counter(e.gold for client in data.clients for e in client.examples)
     assert set(held.values()) == {4}
     assert sorted(Counter(e.gold for e in data.validation).values()) == [1, 1, 2, 2, 2, 2]
-    assert (
-        "(fewer than 2 x 4 rows: Description 6, Entity 6, Expression 6, Human 6, Location 5, Number 5)" in data.notes[0]
-    )
+    few = "Description 6, Entity 6, Expression 6, Human 6, Location 5, Number 5"
+    assert f"(fewer than 2 x 4 rows: {few})" in data.notes[0]
     (folder / "train_5500.label").write_text("DESC:x Why ?\n")
     with pytest.raises(RecipeError, match=r"no row of the train file has class 1 \(Entity\)"):
         task("trec", folder, k=4).load()
@@ -135,12 +131,10 @@ def test_csv_files_without_a_header(name, tmp_path):
         (tmp_path / file).write_text("".join(f'{i % 5},"text {i}, ""quoted"""\n' for i in range(30)))
     found = first(name, tmp_path)
     assert 'text 1, "quoted"' in found[1].text and found[1].gold == 1
-    (tmp_path / "train.csv").write_text("0,a\n7,b\n")
     with pytest.raises(RecipeError, match=r"train.csv line 2: \"label\" = '7': "):
-        first(name, tmp_path)
-    (tmp_path / "train.csv").write_text("0,a,b\n")
+        first(name, tmp_path, "0,a\n7,b\n", "train.csv")
     with pytest.raises(RecipeError, match=r"train.csv line 1: 3 columns, where 2 are expected: label, text"):
-        first(name, tmp_path)
+        first(name, tmp_path, "0,a,b\n", "train.csv")
 
 
 WRONG = [
@@ -184,6 +178,5 @@ def test_a_missing_file_is_named_with_what_to_do(original):
 def test_mezos_prompt_and_words(original):
     folder = original("sst2")
     (folder / "dev.tsv").write_text('sentence\tlabel\n"quoted" , \u2028and odd \t1\nbad . \t0\n', encoding="utf-8")
-    found = sorted(task("sst2", folder).load().evaluation[""], key=lambda c: c.gold)
-    options = (" terrible", " great")
-    assert found == [Choice("bad . It was", options, 0), Choice('"quoted" , \u2028and odd It was', options, 1)]
+    found = {choice.gold: choice.prompt for choice in task("sst2", folder).load().evaluation[""]}
+    assert found == {0: "bad . It was", 1: '"quoted" , \u2028and odd It was'}

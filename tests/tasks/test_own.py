@@ -23,16 +23,13 @@ def pairs(count, text="q", **more):
     return [{"prompt": f"{text} {i}", "completion": f" a {i}", **more} for i in range(count)]
 
 
-def one_file(folder, rows, name="data.jsonl"):
-    path = folder / name
-    as_list = name.endswith(".json")
-    path.write_text(json.dumps(rows) if as_list else "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+def refused(message):
+    return pytest.raises(RecipeError, match=message)
 
 
 def example(tmp_path, row, **settings):
     """What a row becomes, of a file with that row only and another to hold out."""
-    data = load(one_file(tmp_path, [row, row]), evaluation=0.5, clients=1, **settings)
+    data = load(write_lines(tmp_path / "data.jsonl", [row, row]), evaluation=0.5, clients=1, **settings)
     assert data.clients[0].examples == list(data.evaluation[""])
     return data.clients[0].examples[0]
 
@@ -56,11 +53,10 @@ def test_each_file_of_a_folder_is_a_client(own_folder):
     assert not {e.prompt for e in tuning.validation} & {e.prompt for e in data.evaluation[""]}
 
 
-@pytest.mark.parametrize("name", ["data.jsonl", "data.json"])
-def test_one_file_is_dealt(tmp_path, name):
-    rows = [{"prompt": f"{i}", "completion": "a", "town": ("Bonn", "Ulm", "Kiel")[i % 3]} for i in range(60)]
-    path = one_file(tmp_path, rows, name)
-    towns = {f"{i}": row["town"] for i, row in enumerate(rows)}
+def test_one_file_is_dealt(tmp_path):
+    towns = {f"{i}": ("Bonn", "Ulm", "Kiel")[i % 3] for i in range(60)}
+    rows = [{"prompt": i, "completion": "a", "town": town} for i, town in towns.items()]
+    path = write_lines(tmp_path / "data.jsonl", rows)
     assert [len(c.examples) for c in load(path).clients] == [11, 11, 11, 11, 10]
     by_town = load(path, partition=ByField(field="town"))
     assert [c.name for c in by_town.clients] == ["Bonn", "Kiel", "Ulm"]
@@ -68,9 +64,9 @@ def test_one_file_is_dealt(tmp_path, name):
     skewed = load(path, clients=4, label_field="town", partition=Dirichlet(alpha=0.3, minimum=5))
     assert len(skewed.clients) == 4 and min(len(c.examples) for c in skewed.clients) >= 5
     assert all(towns[e.prompt] == label for c in skewed.clients for e, label in zip(c.examples, c.labels, strict=True))
-    with pytest.raises(RecipeError, match=r"dirichlet.*name its field with task.label_field"):
+    with refused(r"dirichlet.*name its field with task.label_field"):
         load(path, partition=Dirichlet())
-    with pytest.raises(RecipeError, match=r'(line|item) \d+: no "city"'):
+    with refused(r'line \d+: no "city"'):
         load(path, partition=ByField(field="city"))
 
 
@@ -97,16 +93,14 @@ def test_labels_are_chosen_among_all_of_them(own_folder):
     assert data.clients[0].examples[0] == Choice(f"t{number}\nLabel:", (" bad", " good"), 1)
     given = load(folder, labels=["good", "fair", "bad"])
     assert [(e.options, e.gold) for e in given.clients[1].examples] == [((" good", " fair", " bad"), 2)] * 3
-    with pytest.raises(RecipeError, match=r"bert.jsonl line 1, .*: \"label\" = 'bad': task.labels has good, fair"):
+    with refused(r"bert.jsonl line 1, .*: \"label\" = 'bad': task.labels has good, fair"):
         load(folder, labels=["good", "fair"])
-    with pytest.raises(RecipeError, match=r"anna.jsonl line 1: all labels are 'good'; there must be two"):
-        (folder / "bert.jsonl").unlink()
+    (folder / "bert.jsonl").unlink()
+    with refused("anna.jsonl line 1: all labels are 'good'; there must be two"):
         load(folder)
 
 
 GOOD = json.dumps({"prompt": "p", "completion": "c"})
-
-
 CHAT = '{"messages": %s}'
 WRONG = [
     ([GOOD, "p"], r"anna.jsonl line 2: not valid JSON: Expecting value at column 1; each line must be one JSON object"),
@@ -130,7 +124,7 @@ WRONG = [
 def test_what_is_wrong_in_a_file_is_named(own_folder, lines, message):
     folder = own_folder(bert=pairs(3))
     (folder / "anna.jsonl").write_text("\n".join(lines))
-    with pytest.raises(RecipeError, match=message):
+    with refused(message):
         load(folder)
 
 
@@ -138,11 +132,9 @@ def test_other_encodings_are_named_with_their_place_and_a_way_out(own_folder):
     folder = own_folder(anna=pairs(3))
     text = f"{GOOD}\n" + json.dumps({"prompt": "Größe?", "completion": "groß"}, ensure_ascii=False)
     (folder / "anna.jsonl").write_bytes(text.encode("latin-1"))
-    with pytest.raises(RecipeError) as caught:
+    place = "anna.jsonl line 2: not UTF-8 text: byte 0xf6 at the line's byte 15; if it is Latin-1, convert it: "
+    with refused(f"{place}iconv -f ISO-8859-1 -t UTF-8 anna.jsonl > anna.converted && mv "):
         load(folder)
-    message = str(caught.value)
-    assert "anna.jsonl line 2: not UTF-8 text: byte 0xf6 at the line's byte 15" in message
-    assert "if it is Latin-1, convert it: iconv -f ISO-8859-1 -t UTF-8 anna.jsonl > anna.converted && mv " in message
     (folder / "anna.jsonl").write_bytes(text.encode("utf-16"))
     with pytest.raises(RecipeError, match=r"anna.jsonl line 1: not UTF-8.*iconv -f UTF-16 "):
         load(folder)
@@ -150,27 +142,22 @@ def test_other_encodings_are_named_with_their_place_and_a_way_out(own_folder):
     assert load(folder).evaluation[""][0].prompt in ("p", "Größe?")
 
 
-def refused(message):
-    return pytest.raises(RecipeError, match=message)
-
-
 def test_what_a_path_may_be(own_folder, tmp_path):
-    (tmp_path / "other").mkdir()
-    with refused(r"has no file for a client \(it has nothing\)"):
-        load(tmp_path / "other")
-    (tmp_path / "other" / "data.xlsx").write_text("a,b")
-    with refused(r"data.xlsx: a file that ends in .jsonl, .csv, .* is expected"):
-        load(tmp_path / "other" / "data.xlsx")
-    with refused(r"task.path = .*: there is no such file or folder; give a folder"):
-        load(tmp_path / "nowhere")
-    folder = own_folder(anna=pairs(3))
-    for name, value in (("clients", 3), ("partition", IID()), ("label_field", "x")):
-        with refused(rf"task.{name}: task.path = .* is a folder, and each file in it is a client"):
-            load(folder, **{name: value})
-    with refused(r"gone.jsonl: there is no such file"):
-        load(folder, evaluation_file=str(folder / "gone.jsonl"))
-    with refused(r"nothing is held out to evaluate on; raise task.evaluation, or give"):
-        load(folder, evaluation=0.0)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "data.xlsx").write_text("a,b")
+    folder, alone = own_folder(anna=pairs(3)), ": task.path = .* is a folder, and each file in it is a client"
+    for path, settings, message in (
+        (tmp_path / "empty", {}, r"has no file for a client \(it has nothing\)"),
+        (tmp_path / "data.xlsx", {}, "data.xlsx: a file that ends in .jsonl, .csv, .* is expected"),
+        (tmp_path / "nowhere", {}, "task.path = .*: there is no such file or folder; give a folder"),
+        (folder, {"clients": 3}, f"task.clients{alone}"),
+        (folder, {"partition": IID()}, f"task.partition{alone}"),
+        (folder, {"label_field": "x"}, f"task.label_field{alone}"),
+        (folder, {"evaluation_file": str(folder / "gone.jsonl")}, "gone.jsonl: there is no such file"),
+        (folder, {"evaluation": 0.0}, "nothing is held out to evaluate on; raise task.evaluation, or give"),
+    ):
+        with refused(message):
+            load(path, **settings)
 
 
 def everything(data):
@@ -209,36 +196,33 @@ FORMATS = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_same_rows_in_every_format_are_the_same_examples(tmp_path, name):
     FORMATS[name](tmp_path / name, ROWS)
-    data = load(tmp_path / name, clients=2)
+    data = load(tmp_path / name, partition=ByField(field="town"))
     assert everything(data) == sorted([row["prompt"], row["completion"]] for row in ROWS)
-    write_lines(tmp_path / "lines.jsonl", ROWS)
-    assert data == load(tmp_path / "lines.jsonl", clients=2)
-    by_town = FilesTask(path=str(tmp_path / name), partition={"kind": "field", "field": "town"}).load()
-    assert [client.name for client in by_town.clients] == ["Bonn", "Ulm"]
+    assert data == load(write_lines(tmp_path / "lines.jsonl", ROWS), partition=ByField(field="town"))
+    assert [client.name for client in data.clients] == ["Bonn", "Ulm"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("prompt,completion\na,b\nc\n", r"t.csv line 3: 1 columns, where 2 are expected: prompt, completion"),
-        ("prompt,prompt\na,b\n", r't.csv line 1: two columns are called "prompt"'),
         ('prompt,completion\na,"b\nc', r"t.csv line 2: not valid CSV: unexpected end of data"),
         ("prompt,completion\n", r"t.csv: none of its examples has anything to answer"),
     ],
 )
 def test_what_is_wrong_in_a_table(tmp_path, text, message):
     (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(RecipeError, match=message):
+    with refused(message):
         load(tmp_path / "t.csv")
 
 
 def test_a_damaged_parquet_file_and_one_without_its_library(tmp_path, monkeypatch):
     pytest.importorskip("pyarrow")
     (tmp_path / "t.parquet").write_bytes(b"PAR1 but not really")
-    with pytest.raises(RecipeError, match=r"t.parquet: not a parquet file, or damaged"):
+    with refused(r"t.parquet: not a parquet file, or damaged"):
         load(tmp_path / "t.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(RecipeError, match=r"read by pyarrow: pip install '\.\[parquet\]'"):
+    with refused(r"read by pyarrow: pip install '\.\[parquet\]'"):
         load(tmp_path / "t.parquet")
 
 
@@ -261,9 +245,7 @@ def test_saved_data_sets_and_their_parts(tmp_path):
 
 def test_a_name_on_the_hub_that_can_not_be_had_says_so(monkeypatch):
     pytest.importorskip("datasets")
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr("fedseed.tasks.files.getproxies", dict)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.invalid")  # a name that nobody has
     with pytest.raises(RecipeError, match=r'task.path = "some/where": no such file or folder here, nor on the hub'):
         load("some/where")
@@ -332,14 +314,9 @@ def test_chats_of_both_forms_are_the_same(tmp_path):
     ]
     first = example(tmp_path, {"messages": openai, "tools": tools})
     other = example(tmp_path, {"conversations": shared, "system": "Be short.", "tools": json.dumps(tools)})
+    said = [("system", "Be short."), ("user", "And Bonn?"), ("assistant", ""), ("tool", "sun"), ("assistant", "Sunny.")]
     for made in (first, other):
-        assert [(m["role"], m["content"]) for m in made.messages] == [
-            ("system", "Be short."),
-            ("user", "And Bonn?"),
-            ("assistant", ""),
-            ("tool", "sun"),
-            ("assistant", "Sunny."),
-        ]
+        assert [(m["role"], m["content"]) for m in made.messages] == said
         assert made.messages[2]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Bonn"}}
         assert made.tools == tuple(tools) and made.answers == ("Sunny.",)
         assert made.prompt.endswith(
@@ -353,17 +330,13 @@ def test_chats_of_both_forms_are_the_same(tmp_path):
 # -- what is wrong, and what is there twice ----------------------------------------------------------------------------
 
 
-def bad_folder(tmp_path):
+def test_all_bad_lines_are_in_one_report(tmp_path):
     good = [json.dumps(row) for row in ROWS]
     lines = [*good, '{"prompt": "p"}', "no JSON", '{"prompt": "p", "completion": null}', "[]", '{"text": "t"}']
     (tmp_path / "anna.jsonl").write_text("\n".join(lines))
     (tmp_path / "bert.jsonl").write_text("\n".join([*good, '{"prompt": 3, "completion": "c"}']))
-    return tmp_path
-
-
-def test_all_bad_lines_are_in_one_report(tmp_path):
     with pytest.raises(RecipeError) as caught:
-        load(bad_folder(tmp_path))
+        load(tmp_path)
     text = str(caught.value)
     assert text.startswith('6 bad lines (task.on_bad_line = "skip" leaves them out): ')
     for part in ('anna.jsonl line 21: no "completion"', "line 22: not valid JSON", 'line 23: "completion" = null',

@@ -15,8 +15,8 @@ def pictures(data):
     return [p for client in data.clients for p in client.examples]
 
 
-def key(picture):
-    return picture.pixels.tobytes(), picture.label
+def keys(pictures):
+    return [(picture.pixels.tobytes(), picture.label) for picture in pictures]
 
 
 def test_pixels_and_labels_are_those_of_the_file(tmp_path):
@@ -28,9 +28,9 @@ def test_pixels_and_labels_are_those_of_the_file(tmp_path):
         rows = np.fromfile(folder / f"data_batch_{number}.bin", np.uint8).reshape(-1, 3073)
         expected += [(np.moveaxis(row[1:].reshape(3, 32, 32), 0, 2).tobytes(), int(row[0])) for row in rows]
     found = pictures(data)
-    assert [key(p) for p in found] == expected  # one client has all of them in the files' order
+    assert keys(found) == expected  # one client has all of them in the files' order
     outer = CIFAR10Task(path=str(folder.parent), clients=1).load()  # the folder that holds it will do
-    assert [key(p) for p in pictures(outer)] == expected
+    assert keys(pictures(outer)) == expected
     assert all(p.pixels.shape == (32, 32, 3) and p.pixels.dtype == np.uint8 for p in found)
     assert len(data.evaluation[""]) == 20
     assert data.notes == (
@@ -53,22 +53,17 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path):
     folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
     path = folder / "data_batch_4.bin"
     good = path.read_bytes()
-    path.write_bytes(good[:3072])
-    with pytest.raises(RecipeError, match=r"data_batch_4.bin: 3,072 bytes are not whole records of 3,073"):
-        CIFAR10Task(path=str(folder)).load()
-    path.write_bytes(good[:3073] + b"\x0a" + good[3074:])
-    with pytest.raises(RecipeError, match=r"data_batch_4.bin record 2: class is a number from 0 to 9, not 10"):
-        CIFAR10Task(path=str(folder)).load()
-    path.unlink()
-    with pytest.raises(RecipeError, match=r"data_batch_4.bin: can't be read: No such file"):
-        CIFAR10Task(path=str(folder)).load()
+    for content, problem in (
+        (good[:3072], ": 3,072 bytes are not whole records of 3,073"),
+        (good[:3073] + b"\x0a" + good[3074:], " record 2: class is a number from 0 to 9, not 10"),
+        (None, ": can't be read: No such file"),
+    ):
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(RecipeError, match=f"data_batch_4.bin{problem}"):
+            CIFAR10Task(path=str(folder)).load()
 
 
 # -- digits ----------------------------------------------------------------------------------------------------------
-
-
-def keys(pictures):
-    return [key(p) for p in pictures]
 
 
 def test_pixels_are_scikit_learns_scaled_to_bytes():
@@ -82,12 +77,8 @@ def test_pixels_are_scikit_learns_scaled_to_bytes():
 
 def test_nobody_has_an_image_of_the_base_or_of_the_test():
     data = DigitsTask(clients=5).load()
-    held = [key for client in data.clients for key in keys(client.examples)]
-    test, validation, base = (
-        keys(data.evaluation[""]),
-        keys(data.validation),
-        keys(digit_pictures(range(5), -BASE, SIZE)),
-    )
+    parts = pictures(data), data.evaluation[""], data.validation, digit_pictures(range(5), -BASE, SIZE)
+    held, test, validation, base = map(keys, parts)
     assert len(test) == TEST and len(validation) == 200 and len(held) == SIZE - TEST - BASE - 200
     assert len(base) == 270 and {label for _, label in base} == set(range(5))
     everything = held + test + validation + base

@@ -51,11 +51,12 @@ def test_a_function_is_found_in_its_file_and_in_a_module(tmp_path):
     assert where == f"{tmp_path / 'mine.py'}:score"
     assert RewardSettings(function=where).load()("", "abc", None) == 3
     assert RewardSettings(function="math:hypot").load()(3, 4) == 5 and placed("math:hypot", tmp_path) == "math:hypot"
-    for name in ("other", "TWO"):
-        with pytest.raises(RecipeError, match=f"mine.py has no function {name}"):
-            RewardSettings(function=placed(f"mine.py:{name}", tmp_path)).load()
     (tmp_path / "bad.py").write_text("1 / 0")
-    with pytest.raises(RecipeError, match=r"reward.function: .*bad.py: ZeroDivisionError"):
-        RewardSettings(function=placed("bad.py:score", tmp_path)).load()
-    with pytest.raises(RecipeError, match=r"gone.py: can't be read: No such file"):
-        RewardSettings(function=placed("gone.py:score", tmp_path)).load()
+    for function, problem in (
+        ("mine.py:other", "mine.py has no function other"),
+        ("mine.py:TWO", "mine.py has no function TWO"),
+        ("bad.py:score", r"reward.function: .*bad.py: ZeroDivisionError"),
+        ("gone.py:score", "gone.py: can't be read: No such file"),
+    ):
+        with pytest.raises(RecipeError, match=problem):
+            RewardSettings(function=placed(function, tmp_path)).load()

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, TemplateError, nodes
 
@@ -28,13 +28,7 @@ TODAY = """{%- macro strftime_now(format) -%}
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 PROBE = "probe of the system"
 MOST_TIMES = 1000  # the largest number that a template may multiply by
-
-
-class Written(NamedTuple):
-    """A chat as text, and where its answers are, in characters."""
-
-    text: str
-    answers: tuple[Span, ...]
+Written = tuple[str, Sequence[Span]]  # a chat as text, and where its answers are, in characters
 
 
 class ChatTemplate:
@@ -62,10 +56,7 @@ class ChatTemplate:
         return self._rendered(messages, tools, add_generation_prompt=asking)[0]
 
     def _accepted(self, messages: Sequence[Message]) -> tuple[list[Message], bool]:
-        """Returns a chat as the template takes it, and whether it was changed for that.
-
-        Where the template refuses a system message or leaves it out (Gemma's), it goes before the first user's.
-        """
+        """Returns a chat, its system message in the first user's if the template writes none, and whether it is so."""
         chat = list(messages)
         if not chat or chat[0]["role"] != "system" or self._takes_system:
             return chat, False
@@ -114,7 +105,7 @@ class ChatTemplate:
             text, marked = self._rendered(messages, tools, return_assistant_tokens_mask=True)
             if not marked:
                 raise ValueError("the chat template marks no answer ({% generation %}) in it")
-            return [Written(text, tuple(marked[-1:] if last_only else marked))]
+            return [(text, marked[-1:] if last_only else marked)]
         wanted = answers_of(messages)[-1:] if last_only else answers_of(messages)
         whole = self._text(messages, tools)
         places: list[Span] = []
@@ -129,8 +120,8 @@ class ChatTemplate:
                     f"({asked[-40:]!r}); give another template with task.chat_template"
                 )
         if all(map(whole.startswith, texts)):
-            return [Written(whole, tuple(places))]
-        return [Written(text, (place,)) for text, place in zip(texts, places, strict=True)]
+            return [(whole, places)]
+        return [(text, [place]) for text, place in zip(texts, places, strict=True)]
 
     def prepare(self, chat: Chat) -> list[Tokens]:
         """Returns a chat's tokens, of whatever length; several examples where the template rewrites earlier answers.
@@ -142,32 +133,25 @@ class ChatTemplate:
             messages, merged = self._accepted(chat.messages)
             written = self._write(messages, chat.tools, chat.style.loss_on == "last")
             named = (str(tool.get("function", tool).get("name", "")) for tool in chat.tools)
-            remarked = {
-                "system": merged,
-                "apart": len(written) > 1,
-                "tools": any(name not in written[0].text for name in named),
-            }
-            remarks = [remark for remark, true in remarked.items() if true]
-            return [self._tokens(one, tuple(remarks)) for one in written]
+            unseen = any(name not in written[0][0] for name in named)
+            remarked = {"system": merged, "apart": len(written) > 1, "tools": unseen}
+            remarks = tuple(remark for remark, true in remarked.items() if true)
+            return [self._tokens(text, answers, remarks) for text, answers in written]
         except ValueError as error:
             raise ValueError(f"{chat.where or repr(chat.prompt[:60])}: {error}") from error
 
-    def _tokens(self, written: Written, remarks: tuple[str, ...]) -> Tokens:
-        ids, places = self._encode(written.text, [begin for begin, _ in written.answers])
-        spans = [self._answer(ids, places, begin, end) for begin, end in written.answers]
+    def _tokens(self, text: str, answers: Sequence[Span], remarks: tuple[str, ...] = ()) -> Tokens:
+        ids, places = self._encode(text, [begin for begin, _ in answers])
+        spans = [self._answer(ids, places, begin, end) for begin, end in answers]
         begin, end = spans[-1]
         if end == len(ids) and ids[-1] not in self._enders:  # nothing ends the answer
             ids = [*ids, self.tokenizer.eos_token_id]
             spans[-1] = begin, end + 1
         return Tokens(tuple(ids), begin, tuple(spans), remarks=remarks)
 
-    def _encode(self, text: str, asked: Sequence[int] = ()) -> tuple[list[int], list[Span]]:
-        """Returns tokens, and the characters that each stands for.
-
-        An answer begins with a token of its own, as in generation: text is tokenised apart where one would reach
-        across (after a template that asks with a blank at its end, say).
-        """
-        ids, places = self._encode_whole(text)
+    def _encode(self, text: str, asked: Sequence[int]) -> tuple[list[int], list[Span]]:
+        """Returns tokens, none of which reaches across an answer's begin, and the characters that each stands for."""
+        ids, places = self._encode_whole(text)  # as in generation, an answer begins with a token of its own
         cuts = [cut for cut in asked if any(begin < cut < end for begin, end in places)]
         if not cuts:
             return ids, places
@@ -208,7 +192,7 @@ class ChatTemplate:
         """Returns the token that ends an answer; None: none does, or the template refuses a question with an answer."""
         probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         try:
-            tokens = self._tokens(self._write(probe, [], last_only=True)[-1], ())
+            tokens = self._tokens(*self._write(probe, [], last_only=True)[-1])
         except ValueError:
             return None
         end = tokens.ids[tokens.learnt[-1][1] - 1]

@@ -23,18 +23,6 @@ class ClassifiedText:
     gold: int
 
 
-def classes_of(examples: Sequence[Choice | Cloze]) -> tuple[str, ...]:
-    """Returns the classes' names: what the first example chooses among.
-
-    Raises:
-        ValueError: examples have options of their own, as in tasks of multiple choice.
-    """
-    options = [example.options if isinstance(example, Choice) else example.words for example in examples]
-    if any(other != options[0] for other in options):
-        raise ValueError("each example has options of its own, which are no classes: it needs a language model")
-    return tuple(option.strip() for option in options[0])
-
-
 class TextClasses(Scoring, TextObjective):
     """Which class a text is of: cross-entropy of the logits of a classification head.
 
@@ -44,6 +32,9 @@ class TextClasses(Scoring, TextObjective):
     Raises:
         ValueError: the tokenizer has nothing to fill up shorter texts with.
     """
+
+    batch = 64
+    are_classes = True
 
     @property
     def needed(self) -> tuple[str, str]:  # type: ignore[override]
@@ -73,6 +64,8 @@ class Images(Scoring):
         processor: a `transformers` image processor.
     """
 
+    batch = 64
+
     def __init__(self, processor: Any) -> None:
         self.processor = processor
         self._room = KEPT
@@ -81,17 +74,13 @@ class Images(Scoring):
         self._channels = len(mean) if isinstance(mean, list | tuple) else None
 
     def items(self, example: Picture) -> list[Picture]:
-        """Returns the picture as it is: pixel values are made when they are used.
-
-        Raises:
-            RecipeError: its channels are not those of the processor.
-        """
+        """Raises RecipeError if the picture's channels are not those of the processor."""
         channels = example.pixels.shape[2]
         if self._channels is not None and channels not in (1, self._channels):
             raise RecipeError(
                 f"model.base: a picture has {channels} channels, the model's image processor takes {self._channels}"
             )
-        return [example]
+        return [example]  # pixel values are made when they are used
 
     def pixel_values(self, items: Sequence[Picture]) -> torch.Tensor:
         """Returns what the model is given: float32, shape (items, channels, height, width)."""

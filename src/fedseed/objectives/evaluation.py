@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from fedseed.objectives.generation import responses_to
-from fedseed.objectives.losses import Objective, Scoring, TextObjective
-from fedseed.objectives.prepared import Prepared
+from fedseed.objectives.losses import Objective, Scoring
+from fedseed.objectives.prepared import Prepared, prepare
+from fedseed.objectives.rewarded import Rewarded
+from fedseed.objectives.settings import EvaluationSettings
 from fedseed.tasks import metrics as scoring
 
 
@@ -20,53 +22,49 @@ def mean_loss(model: torch.nn.Module, objective: Objective, items: Sequence[Any]
     return sum(float(objective.losses(model, part).sum()) for part in parts) / sum(map(objective.weight, items))
 
 
-def language_metrics(
-    model: torch.nn.Module,
-    objective: TextObjective,
-    prepared: Prepared,
-    max_new_tokens: int = 32,
-    scores: Sequence[str] = ("rouge_l",),
+def measure(
+    model: torch.nn.Module, objective: Any, prepared: Prepared, scores: Sequence[str], settings: EvaluationSettings
 ) -> dict[str, float]:
-    """Returns loss, perplexity and scores of greedy responses (names of `fedseed.tasks.metrics.REGISTRY`).
+    """Returns the metrics of a model by name; with rewards, those of its language and the mean reward.
 
     Args:
-        model: a language model.
-        objective: makes losses of items.
+        model: the model.
+        objective: what learns from such examples.
         prepared: what is evaluated on; at least one example.
-        max_new_tokens: of each response.
-        scores: which scores.
+        scores: how the task scores generated answers (names of `fedseed.tasks.metrics.REGISTRY`).
+        settings: say what else is measured, and how long answers are.
     """
+    if isinstance(objective, Scoring):
+        return choice_metrics(model, objective, prepared.items)
+    if isinstance(objective, Rewarded):
+        told = prepare(objective.language, prepared.name, prepared.examples)  # a chat may have several answers
+        found = measure(model, objective.language, told, scores, settings)
+        return {**found, "reward": -mean_loss(model, objective, prepared.items)}
     loss = mean_loss(model, objective, prepared.items)
     metrics = {"loss": loss, "perplexity": exp(min(loss, 700.0))}
-    if scores:
+    wanted = dict.fromkeys((*scores, *settings.metrics)) if settings.rouge else ()
+    if wanted:
         last = [items[-1] for items in prepared.made]
-        responses = responses_to(model, objective, prepared.examples, last, max_new_tokens)
+        responses = responses_to(model, objective, prepared.examples, last, settings.max_new_tokens)
         answers = [e.answers or (e.response,) for e in prepared.examples]
-        metrics.update({name: scoring.REGISTRY.get(name)(responses, answers) for name in scores})
+        metrics.update({name: scoring.REGISTRY.get(name)(responses, answers) for name in wanted})
     return metrics
 
 
-def choice_metrics(
-    model: torch.nn.Module, objective: Scoring, items: Sequence[Any], batch: int = 32, classes: bool = False
-) -> dict[str, float]:
+@torch.no_grad()
+def choice_metrics(model: torch.nn.Module, objective: Scoring, items: Sequence[Any]) -> dict[str, float]:
     """Returns loss, and accuracy in percent: how often a right option has the highest score (the first of equal ones).
 
-    Args:
-        model: what scores them.
-        objective: scores the options.
-        items: prepared examples; at least one.
-        batch: sequences (options, texts, pictures) in a batch.
-        classes: the options are classes: give the mean of their F1, too ("macro_f1").
+    Where the options are classes, also the mean of their F1 ("macro_f1"). Arguments are those of `measure`.
     """
     model.eval()
     loss, found = 0.0, []
-    for at in range(0, len(items), batch):
-        part: list[Any] = list(items[at : at + batch])
-        with torch.no_grad():
-            scores = objective.scores(model, part, batch)
-            loss += float(objective.losses_of(scores, part).sum())
+    for at in range(0, len(items), objective.batch):
+        part = list(items[at : at + objective.batch])
+        scores = objective.scores(model, part, objective.batch)
+        loss += float(objective.losses_of(scores, part).sum())
         found += [row.index(max(row)) for row in scores.tolist()]
     gold = [item.gold for item in items]
     right = sum(said in (getattr(item, "right", ()) or (item.gold,)) for said, item in zip(found, items, strict=True))
     metrics = {"loss": loss / sum(map(objective.weight, items)), "accuracy": 100.0 * right / len(items)}
-    return metrics | ({"macro_f1": scoring.macro_f1(found, gold)} if classes else {})
+    return metrics | ({"macro_f1": scoring.macro_f1(found, gold)} if objective.are_classes else {})

@@ -1,18 +1,20 @@
 """Texts that a language model writes: answers to examples, and for a person after a prompt or in a conversation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
+from jinja2 import TemplateError
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.models import adapters
 from fedseed.objectives.losses import TextObjective
 from fedseed.objectives.tokens import beginning, longest_input, padded
 from fedseed.tasks.data import Example
+from fedseed.weights.row_losses import Around
 
 Turns = Sequence[Mapping[str, str]]  # {"role": ..., "content": ...} each
 
@@ -51,7 +53,7 @@ def generate(
     batch: int = 64,
     stop: str = "",
     ends: Sequence[int] = (),
-    around: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
+    around: Around | None = None,
 ) -> list[str]:
     """Returns greedy responses, in the order of the prompts, which are batched by length.
 
@@ -88,7 +90,7 @@ def generate(
     batches = [part[at : at + batch] for part in parts for at in range(0, len(part), batch)]
     # alone where there is less room than wanted, for that depends on a prompt's length
     for rows in [*batches, *([i] for i in range(len(encoded)) if 0 < room[i] < most)]:
-        with nullcontext() if around is None else around(rows):
+        with around(rows) if around else nullcontext():
             found = continued(model, [encoded[i] for i in rows], objective.pad, room[rows[0]], encodes, **how)
         for i, tokens in zip(rows, found, strict=True):
             said = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
@@ -103,7 +105,7 @@ def responses_to(
     examples: Sequence[Example],
     items: Sequence[Any],
     max_new_tokens: int,
-    around: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
+    around: Around | None = None,
 ) -> list[str]:
     """Returns greedy responses to examples, each ended as the example's are.
 
@@ -120,31 +122,24 @@ def responses_to(
     for stop, ends in sorted(set(ended)):
         rows = [i for i, how in enumerate(ended) if how == (stop, ends)]
         prompts = [items[i].ids[: items[i].response_start] for i in rows]
-        own = None if around is None else partial(_among, around, rows)
+        own = partial(_among, around, rows) if around else None
         found = generate(model, objective, prompts, max_new_tokens, stop=stop, ends=ends, around=own)
         for i, text in zip(rows, found, strict=True):
             texts[i] = text
     return texts
 
 
-def _among(around: Any, rows: Sequence[int], numbers: Sequence[int]) -> AbstractContextManager[Any]:
+def _among(around: Around, rows: Sequence[int], numbers: Sequence[int]) -> AbstractContextManager[Any]:
     return around([rows[number] for number in numbers])
 
 
 class Written(NamedTuple):
-    """A text that a model has written.
+    """A text that a model has written."""
 
-    Args:
-        text: it, without special tokens, up to what stops it.
-        asked: tokens that the model was given.
-        new: tokens that it has written.
-        ended: it came to its end; otherwise there was no more room.
-    """
-
-    text: str
-    asked: int
-    new: int
-    ended: bool
+    text: str  # without special tokens, up to what stops it
+    asked: int  # tokens that the model was given
+    new: int  # tokens that it has written
+    ended: bool  # it came to its end; otherwise there was no more room
 
 
 class Writer:
@@ -185,7 +180,7 @@ class Writer:
     def after(self, prompt: str) -> Written:
         """Returns what follows a prompt, which the model sees as training has shown it prompts: as it stands."""
         start = () if self._encodes else beginning(self.tokenizer)
-        return self._write([*start, *self._ids(prompt, self._encodes)])
+        return self._write([*start, *self.tokenizer(prompt, add_special_tokens=self._encodes)["input_ids"]])
 
     def answer(self, turns: Turns) -> Written:
         """Returns the assistant's next turn, by the tokenizer's chat template.
@@ -200,17 +195,11 @@ class Writer:
             raise RecipeError(
                 "--chat: the model's tokenizer has no chat template; without --chat a prompt is used as it is"
             )
-        from jinja2.exceptions import TemplateError
-
         try:
             text = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
         except TemplateError as error:
             raise RecipeError(f"the chat template does not take these turns: {error}") from error
-        return self._write(self._ids(text, False))
-
-    def _ids(self, text: str, special: bool) -> list[int]:
-        found: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
-        return found
+        return self._write(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _write(self, ids: Sequence[int]) -> Written:
         if not ids:
@@ -225,14 +214,11 @@ class Writer:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self.seed)
             (new,) = continued(self.model, [ids], pad, room, self._encodes, **self._how, **more)
-        text = self._text(new)
+        text = str(self.tokenizer.decode(new, skip_special_tokens=True))
         found = [at for stop in self.stops if (at := text.find(stop)) >= 0]
         return Written(text[: min(found, default=None)], len(ids), len(new), bool(found) or new[-1] in self._ends)
 
-    def _text(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
-
     def _stopped(self, start: int, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         """Says to transformers whether the text from a token on holds one that stops it."""
-        text = self._text(ids[0, start:].tolist())
+        text = self.tokenizer.decode(ids[0, start:].tolist(), skip_special_tokens=True)
         return torch.tensor([any(stop in text for stop in self.stops)], device=ids.device)

@@ -1,4 +1,4 @@
-"""What goes together: a kind of example, the models that learn from it, an objective, and metrics.
+"""What goes together: a kind of example, the models that learn from it, and an objective.
 
 A task hands over examples of one kind; everything else follows from that. A new kind is an entry of `KINDS`.
 """
@@ -8,52 +8,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from fedseed.models.architectures import Architecture
-from fedseed.objectives.classification import Images, TextClasses, classes_of
-from fedseed.objectives.evaluation import choice_metrics, language_metrics, mean_loss
+from fedseed.objectives.classification import Images, TextClasses
 from fedseed.objectives.losses import CausalLM, Choices, Objective, TextObjective
 from fedseed.objectives.masked import MaskedLM, NextWords
-from fedseed.objectives.prepared import Prepared, prepare
+from fedseed.objectives.prepared import Prepared
 from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.tasks.data import Choice, Cloze, Example, NextWord, Picture, TaskData
 from fedseed.tasks.rewards import Judge, RewardSettings
 
-# a model, the objective, examples, the task's data, settings -> metrics by name
-Measure = Callable[[torch.nn.Module, Any, Prepared, TaskData, EvaluationSettings], dict[str, float]]
-
 
 @dataclass(frozen=True)
 class ExampleKind:
-    """How examples of one type are learnt from.
-
-    Args:
-        example: the type.
-        architecture: which models can.
-        objective: makes the objective of (tokenizer or image processor, settings).
-        measure: makes the metrics.
-        bases: bases of other architectures that are made such a model, with a new head.
-    """
+    """How examples of one type are learnt from."""
 
     example: type
-    architecture: Architecture
-    objective: Callable[..., Objective]
-    measure: Measure
-    bases: tuple[Architecture, ...] = ()
-
-
-def _language(
-    model: torch.nn.Module, objective: Any, prepared: Prepared, data: TaskData, settings: EvaluationSettings
-) -> dict[str, float]:
-    scores = tuple(dict.fromkeys((*data.scores, *settings.metrics))) if settings.rouge else ()
-    return language_metrics(model, objective, prepared, settings.max_new_tokens, scores)
-
-
-def _choosing(batch: int, classes: bool = False) -> Measure:
-    return lambda model, objective, prepared, *_: choice_metrics(model, objective, prepared.items, batch, classes)
+    architecture: Architecture  # which models can
+    objective: Callable[..., Any]  # makes the objective of (tokenizer or image processor, settings)
+    bases: tuple[Architecture, ...] = ()  # of other architectures, that are made such a model, with a new head
 
 
 def _texts(made: type[TextObjective]) -> Callable[..., Objective]:
@@ -62,15 +36,15 @@ def _texts(made: type[TextObjective]) -> Callable[..., Objective]:
 
 # of a type's kinds, the first is what it is for where nothing says otherwise
 KINDS: tuple[ExampleKind, ...] = (
-    ExampleKind(Example, "causal", _texts(CausalLM), _language),
-    ExampleKind(Example, "seq2seq", _texts(Seq2SeqLM), _language),
-    ExampleKind(NextWord, "causal", _texts(NextWords), _choosing(32)),
-    ExampleKind(Choice, "causal", _texts(Choices), _choosing(32)),
-    ExampleKind(Choice, "seq2seq", _texts(Seq2SeqChoices), _choosing(32)),
-    ExampleKind(Choice, "classification", _texts(TextClasses), _choosing(64, classes=True), bases=("masked",)),
-    ExampleKind(Cloze, "masked", _texts(MaskedLM), _choosing(32)),
-    ExampleKind(Cloze, "classification", _texts(TextClasses), _choosing(64, classes=True)),
-    ExampleKind(Picture, "image", lambda processor, settings: Images(processor), _choosing(64)),
+    ExampleKind(Example, "causal", _texts(CausalLM)),
+    ExampleKind(Example, "seq2seq", _texts(Seq2SeqLM)),
+    ExampleKind(NextWord, "causal", _texts(NextWords)),
+    ExampleKind(Choice, "causal", _texts(Choices)),
+    ExampleKind(Choice, "seq2seq", _texts(Seq2SeqChoices)),
+    ExampleKind(Choice, "classification", _texts(TextClasses), bases=("masked",)),
+    ExampleKind(Cloze, "masked", _texts(MaskedLM)),
+    ExampleKind(Cloze, "classification", _texts(TextClasses)),
+    ExampleKind(Picture, "image", lambda processor, settings: Images(processor)),
 )
 
 
@@ -117,11 +91,16 @@ def kind_of(
         raise ValueError(f'model.prefix = "{prefix}": it is for encoder-decoders, such as T5; leave it out')
     if prefix:
         kind = replace(kind, objective=partial(kind.objective, prefix=prefix))
-    return kind, classes_of(examples) if kind.architecture == "classification" else data.classes
+    if kind.architecture != "classification":
+        return kind, data.classes
+    options = [example.options if isinstance(example, Choice) else example.words for example in examples]
+    if any(other != options[0] for other in options):
+        raise ValueError("each example has options of its own, which are no classes: it needs a language model")
+    return kind, tuple(option.strip() for option in options[0])
 
 
 def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
-    """Returns the kind with rewards in place of losses; what else is measured stays, and the mean reward is added.
+    """Returns the kind with rewards in place of losses.
 
     Raises:
         ValueError: nothing is generated from its examples.
@@ -129,15 +108,9 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
     """
     if kind.example is not Example:
         raise ValueError(f"reward: no answers are generated from a {kind.example.__name__}; leave the table out")
-    judge = Judge(settings.load(), settings.about)
+    judge = Judge(settings.load(), settings.name or str(settings.function))
 
     def objective(tokenizer: Any, evaluation: EvaluationSettings) -> Rewarded:
-        language: Any = kind.objective(tokenizer, evaluation)
-        return Rewarded(language, judge, settings.max_new_tokens)
+        return Rewarded(kind.objective(tokenizer, evaluation), judge, settings.max_new_tokens)
 
-    def measure(model: torch.nn.Module, objective: Rewarded, prepared: Prepared, *more: Any) -> dict[str, float]:
-        told = prepare(objective.language, prepared.name, prepared.examples)  # a chat may have several answers
-        found = kind.measure(model, objective.language, told, *more)
-        return {**found, "reward": -mean_loss(model, objective, prepared.items)}
-
-    return replace(kind, objective=objective, measure=measure)
+    return replace(kind, objective=objective)

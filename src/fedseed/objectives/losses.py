@@ -23,11 +23,7 @@ class Objective(ABC):
 
     @abstractmethod
     def items(self, example: Any) -> list[Any]:
-        """Returns what an example becomes (tokens, say): one item mostly; none if it can't be used.
-
-        Raises:
-            ValueError: the model's tokenizer can't say it.
-        """
+        """Returns what an example becomes, mostly one item; none: unusable. Raises ValueError if no tokens say it."""
 
     def each(self, examples: Sequence[Any]) -> list[list[Any]]:
         """Returns what each example becomes; nothing where it can't be used."""
@@ -71,6 +67,7 @@ class TextObjective(Objective):
         if needed is None:
             raise ValueError(f"its tokenizer has no {self.needed[1]} ({self.needed[0]})")
         self.pad = needed if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self._made: dict[Any, Any] = {}  # what is made once: a chat template, words' tokens
 
     @cached_property
     def start(self) -> tuple[int, ...]:
@@ -109,6 +106,9 @@ class Scoring(Objective):
 
     The loss is the cross-entropy of the scores, the prediction the highest.
     """
+
+    batch: ClassVar[int] = 32  # sequences (options, texts, pictures) that are evaluated at a time
+    are_classes: ClassVar[bool] = False  # whether the options are the same for all
 
     @abstractmethod
     def scores(self, model: Any, items: Sequence[Any], at_once: int | None = None) -> torch.Tensor:
@@ -160,15 +160,8 @@ class CausalLM(TextObjective):
     `truncate` says. `TextObjective` has the arguments and errors.
     """
 
-    @cached_property
-    def _templates(self) -> dict[str, ChatTemplate]:
-        return {}
-
     def each(self, examples: Sequence[Example]) -> list[list[Tokens]]:
-        """Tokenises; cuts or drops what is longer than `max_length`.
-
-        A chat may become several items, one for each answer: in the plain form, and where its template rewrites
-        earlier answers. So may a text that is split.
+        """Tokenises. A chat may become an item for each answer, a long text several.
 
         Raises:
             RecipeError: a chat template refuses a chat, or the tokenizer can't be used with one.
@@ -218,12 +211,13 @@ class CausalLM(TextObjective):
             raise RecipeError(
                 'task.chat_template = "own": the base\'s tokenizer has no chat template; give a file with one'
             )
-        if style.template not in self._templates:
+        if style.template not in self._made:
             try:
-                self._templates[style.template] = ChatTemplate(self.tokenizer, style.template)
+                self._made[style.template] = ChatTemplate(self.tokenizer, style.template)
             except ValueError as error:
                 raise RecipeError(f"model.base: {error}") from error
-        return self._templates[style.template]
+        found: ChatTemplate = self._made[style.template]
+        return found
 
     def ends_of(self, example: Example) -> tuple[int, ...]:
         template = self._template_of(example.style) if isinstance(example, Chat) else None
@@ -241,7 +235,7 @@ class CausalLM(TextObjective):
 
 @dataclass(frozen=True)
 class Options:
-    """A tokenised choice: the prompt with each option after it, which one is right, and which ones count as right."""
+    """A tokenised choice: the prompt with each option after it, and what `Choice` says of them."""
 
     sequences: tuple[Tokens, ...]
     gold: int
@@ -276,10 +270,9 @@ class Choices(Scoring, TextObjective):
         if over > 0:  # all options stand after the same prompt
             prompt = prompt[:kept] + prompt[kept + over :]
         sequences = tuple(Tokens((*prompt, *ids), len(prompt), cut=max(0, over)) for ids in options)
-        return [Options(sequences, example.gold, example.right or (example.gold,), example.teacher_forcing)]
+        return [Options(sequences, example.gold, example.right, example.teacher_forcing)]
 
     def weight(self, item: Options) -> int:
-        """Returns 1 for a choice, with teacher forcing the right option's tokens."""
         return item.sequences[item.gold].terms if item.teacher_forcing else 1
 
     def scores(self, model: Any, items: Sequence[Options], at_once: int | None = None) -> torch.Tensor:
@@ -322,11 +315,7 @@ class Supervised(Objective):
         return [example]
 
     def losses(self, model: torch.nn.Module, items: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Returns the pairs' losses.
-
-        Raises:
-            RecipeError: the loss function does not return one for each pair.
-        """
+        """Returns the pairs' losses. Raises RecipeError if the loss function does not return one for each."""
         device = next(model.parameters()).device
         inputs, targets = (placed(torch.stack(side), device) for side in zip(*items, strict=True))
         losses = self.loss(model(inputs), targets)

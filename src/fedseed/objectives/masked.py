@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -37,15 +36,12 @@ class MaskedLM(Scoring, TextObjective):
     needed = ("mask_token", "mask token")
     options: ClassVar[Mapping[str, Any]] = {}  # of a forward pass
 
-    @cached_property
-    def _known(self) -> dict[tuple[str, ...], tuple[int, ...]]:
-        return {}
-
     def _word_ids(self, words: tuple[str, ...]) -> tuple[int, ...]:
         """Returns the words' tokens. Raises ValueError if a word is not one token, or two are the same token."""
-        if words in self._known:
-            return self._known[words]
-        ids = []
+        if words in self._made:
+            found: tuple[int, ...] = self._made[words]
+            return found
+        ids: list[int] = []
         for word in words:
             tokens = self.ids_of(word)
             if len(tokens) != 1 or tokens[0] == self.tokenizer.unk_token_id:
@@ -54,7 +50,8 @@ class MaskedLM(Scoring, TextObjective):
             ids += tokens
         if len(set(ids)) < len(ids):
             raise ValueError(f"the label words {words} are not different tokens of the model's tokenizer")
-        return self._known.setdefault(words, tuple(ids))
+        self._made[words] = tuple(ids)
+        return tuple(ids)
 
     def items(self, example: Any) -> list[Blank]:
         words, mask = self._word_ids(example.words), self.tokenizer.mask_token_id

@@ -1,10 +1,11 @@
-"""Examples made ready, once a run, and what a person is told about them, with whose they are."""
+"""Examples made ready, once a run, what a person is told about them, and how they are cut into micro-batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedseed.objectives.losses import Objective
+from fedseed.errors import RecipeError
+from fedseed.objectives.losses import Objective, Options
 from fedseed.text import listed
 
 SHOWN = 6  # clients that are named
@@ -19,19 +20,12 @@ REMARKS = {
 
 @dataclass(frozen=True)
 class Prepared:
-    """Examples, ready to be learnt or measured.
+    """Examples, ready to be learnt or measured."""
 
-    Args:
-        name: whose they are.
-        examples: those that can be used.
-        made: what each of them became, one item mostly.
-        dropped: how many can't be used.
-    """
-
-    name: str
-    examples: list[Any]
-    made: list[list[Any]]
-    dropped: int
+    name: str  # whose they are
+    examples: list[Any]  # those that can be used
+    made: list[list[Any]]  # what each of them became, one item mostly
+    dropped: int  # how many can't be used
 
     @property
     def items(self) -> list[Any]:
@@ -45,13 +39,7 @@ class Prepared:
 
 
 def prepare(objective: Objective, name: str, examples: Sequence[Any]) -> Prepared:
-    """Makes examples ready.
-
-    Args:
-        objective: decides which can be used.
-        name: whose they are.
-        examples: any number.
-    """
+    """Makes examples ready; the objective decides which can be used, and `name` says whose they are."""
     made = objective.each(examples)
     usable = [example for example, items in zip(examples, made, strict=True) if items]
     return Prepared(name, usable, [items for items in made if items], made.count([]))
@@ -91,12 +79,7 @@ def idle(prepared: Sequence[Prepared]) -> tuple[str, ...]:
 
 
 def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
-    """Returns lines about what was left out of the clients' examples, cut, or written in another way than asked for.
-
-    Args:
-        prepared: the clients' examples.
-        limit: what makes an example too long, for a person.
-    """
+    """Returns lines about what was left out of clients' examples or cut (over `limit`), or written in another way."""
     lines = []
     for what, counts in (("left out", [one.dropped for one in prepared]), ("cut", [one.cut for one in prepared])):
         found = [f"{one.name} {n:,}" for one, n in zip(prepared, counts, strict=True) if n]
@@ -108,3 +91,48 @@ def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
         if times:
             lines.append(f"{times:,} of the clients' examples {text}")
     return tuple(lines)
+
+
+def sequences_of(item: Any) -> Sequence[Any]:
+    """Returns what goes through the model for an example: itself, or the options of a choice that are scored."""
+    if not isinstance(item, Options):
+        return (item,)
+    return (item.sequences[item.gold],) if item.teacher_forcing else item.sequences
+
+
+def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -> Iterator[Sequence[Any]]:
+    """Cuts the examples of a step, in their order, into what goes through the model at a time.
+
+    Args:
+        items: prepared examples.
+        batch: how many examples there are at a time, where `tokens` does not decide it.
+        tokens: the most tokens at a time, padding included: rows times the longest one. A longer example goes alone.
+
+    Raises:
+        RecipeError: the examples have no tokens.
+    """
+    if tokens is None:
+        for at in range(0, len(items), batch):
+            yield items[at : at + batch]
+        return
+    begin, size = 0, (0, 0, 0)  # the batch's rows, and its longest row in an encoder and in a decoder
+    for at, item in enumerate(items):
+        sides = [_sides(one) for one in sequences_of(item)]
+        alone = len(sides), max(first for first, _ in sides), max(second for _, second in sides)
+        if not sum(alone[1:]):
+            raise RecipeError(
+                f"method.training.batch_tokens = {tokens}: these examples have no tokens; leave it out and set "
+                "method.training.batch"
+            )
+        size = size[0] + alone[0], max(size[1], alone[1]), max(size[2], alone[2])
+        if size[0] * (size[1] + size[2]) > tokens and at > begin:
+            yield items[begin:at]
+            begin, size = at, alone
+    yield items[begin:]
+
+
+def _sides(sequence: Any) -> tuple[int, int]:
+    """Returns how many tokens of a sequence an encoder reads, and a decoder; a model without these reads all as one."""
+    length = len(getattr(sequence, "ids", ()))
+    encoded = sequence.response_start if getattr(sequence, "encoded", False) else length
+    return encoded, length - encoded

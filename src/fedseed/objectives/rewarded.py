@@ -20,11 +20,7 @@ from fedseed.weights.row_losses import Around
 
 @dataclass(frozen=True)
 class Asked(Tokens):
-    """An example whose answer is rewarded, as its language objective has it.
-
-    Args:
-        example: what the reward function gets.
-    """
+    """An example whose answer is rewarded, as its language objective has it; the reward function gets the example."""
 
     example: Example = field(kw_only=True)
 
@@ -54,19 +50,16 @@ class Rewarded(Objective):
         """Tokenises; an example is asked once, also a chat that has several answers to be learnt: for the last one."""
         return [Asked(**vars(tokens), example=example) for tokens in self.language.prepare([example])[-1:]]
 
-    def answers(self, model: Any, items: Sequence[Asked], around: Any = None) -> list[str]:
+    def answers(self, model: Any, items: Sequence[Asked], around: Around | None = None) -> list[str]:
         """Returns what the model says, greedily; `around` as in `responses_to`."""
         examples = [item.example for item in items]
         return responses_to(model, self.language, examples, items, self.max_new_tokens, around)
 
     @torch.no_grad()
-    def losses(self, model: torch.nn.Module, items: Sequence[Asked]) -> torch.Tensor:
-        """Returns minus each answer's reward: float32, no gradient; NaN where a reward is not finite.
-
-        Raises:
-            FedseedError: the reward function raised, returned no number, or took too long.
-        """
-        return self.judged(items, self.answers(model, items), next(model.parameters()).device)
+    def losses(self, model: Any, items: Sequence[Asked], around: Around | None = None) -> torch.Tensor:
+        """Returns minus each answer's reward (of a `Judge`, which says what is raised): float32, no gradient."""
+        rewards = self.judge([item.example for item in items], self.answers(model, items, around))
+        return -torch.tensor(rewards, dtype=torch.float32, device=next(model.parameters()).device)
 
     def together(self, model: Any, items: Sequence[Asked], around: Around) -> torch.Tensor | None:
         """Returns the losses of items each of which is answered at weights of its own (`row_losses`); None: they can't.
@@ -74,11 +67,4 @@ class Rewarded(Objective):
         All answers are written in one go, a token of each at a time. They are those of one after the other, unless two
         tokens are equally likely to float rounding.
         """
-        if self.language.encodes:
-            return None
-        return self.judged(items, self.answers(model, items, around), next(model.parameters()).device)
-
-    def judged(self, items: Sequence[Asked], answers: Sequence[str], device: torch.device) -> torch.Tensor:
-        """Returns minus the answers' rewards, shape (items,)."""
-        rewards = self.judge([item.example for item in items], answers)
-        return -torch.tensor(rewards, dtype=torch.float32, device=device)
+        return None if self.language.encodes else self.losses(model, items, around)

@@ -67,5 +67,5 @@ class Seq2SeqChoices(Choices):
 
     def items(self, example: Choice) -> list[Options]:
         pairs = tuple(self.language.pair(example.prompt, option) for option in example.options)
-        right = example.right or (example.gold,)
-        return [Options(pairs, example.gold, right, example.teacher_forcing)] if self.language.fits(*pairs) else []
+        made = Options(pairs, example.gold, example.right, example.teacher_forcing)
+        return [made] if self.language.fits(*pairs) else []

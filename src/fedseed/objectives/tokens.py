@@ -17,23 +17,14 @@ IGNORE = -100  # label of a token without loss
 
 @dataclass(frozen=True)
 class Tokens:
-    """A tokenised example.
-
-    Args:
-        ids: all tokens.
-        response_start: where the last response begins; what stands before it is what generation continues.
-        spans: the tokens that carry loss, in ascending order; none: all from `response_start` on.
-        cut: how many tokens were cut away.
-        remarks: what else was done to it (`fedseed.objectives.prepared.REMARKS`).
-        encoded: whether an encoder reads what stands before the response, and a decoder answers.
-    """
+    """A tokenised example."""
 
     ids: tuple[int, ...]
-    response_start: int
-    spans: tuple[Span, ...] = ()
-    cut: int = 0
-    remarks: tuple[str, ...] = ()
-    encoded: bool = False
+    response_start: int  # where the last response begins; what stands before it is what generation continues
+    spans: tuple[Span, ...] = ()  # the tokens that carry loss, in ascending order; none: all from `response_start` on
+    cut: int = 0  # how many tokens were cut away
+    remarks: tuple[str, ...] = ()  # what else was done to it (`fedseed.objectives.prepared.REMARKS`)
+    encoded: bool = False  # whether an encoder reads what stands before the response, and a decoder answers
 
     @property
     def learnt(self) -> tuple[Span, ...]:
@@ -129,12 +120,9 @@ def longest_input(model: Any) -> int | None:
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns rows filled up with `pad`, and a mask that is 1 where they are: int64, (rows, longest), on the CPU.
+    """Returns rows filled up with `pad` at their end (or on their left), and a mask that is 1 where they are.
 
-    Args:
-        rows: at least one.
-        pad: what they are filled up with.
-        left: at their beginning; otherwise at their end.
+    Both are int64, of shape (rows, longest), on the CPU; there must be a row.
     """
     side = "left" if left else "right"
     tensors = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows]

@@ -12,6 +12,7 @@ from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
 from fedseed.methods import Method
 from fedseed.models import PACKAGED
+from fedseed.objectives.evaluation import measure
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import prepare_sets
 from fedseed.objectives.settings import EvaluationSettings
@@ -125,7 +126,7 @@ def _learning(
         raise RecipeError(f"Federation: {error}") from error
 
     def evaluate(model: Any) -> dict[str, float]:
-        found = ((prefix, kind.measure(model, objective, own, data, settings)) for prefix, own in prepared.items())
+        found = ((prefix, measure(model, objective, own, data.scores, settings)) for prefix, own in prepared.items())
         return {prefix + name: value for prefix, metrics in found for name, value in metrics.items()}
 
     about = {"notes": (*notes, *more), "limit": limit, "classes": named if labels else ()}

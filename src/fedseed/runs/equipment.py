@@ -14,7 +14,7 @@ from fedseed.federation.hosted import Hosted
 from fedseed.federation.worker import Worker
 from fedseed.models import adapters
 from fedseed.models.heads import Head, head_parameters
-from fedseed.objectives.evaluation import mean_loss
+from fedseed.objectives.evaluation import mean_loss, measure
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import Prepared, about, idle, left_out, prepare, prepare_sets
 from fedseed.objectives.settings import EvaluationSettings
@@ -42,7 +42,6 @@ class Equipment:
     processor: Any  # its tokenizer or image processor
     trainable: Sequence[str] | None  # name patterns of the parameters that train; None: all
     objective: Objective  # makes losses of examples
-    kind: "ExampleKind"  # what kind the task's examples are, and how a model learns from such
     measured: EvaluationSettings  # the recipe's, within what the model can take
     limit: str  # what makes an example too long, for a person
     room: int | None  # how many tokens the base takes; None: any number
@@ -142,7 +141,7 @@ def equipped(
         objective = kind.objective(processor, measured)
     except ValueError as error:
         raise RecipeError(f'model.base = "{recipe.model.base}": {error}') from error
-    return Equipment(model, processor, trainable, objective, kind, measured, limit, longest_input(model), classes)
+    return Equipment(model, processor, trainable, objective, measured, limit, longest_input(model), classes)
 
 
 def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:
@@ -185,7 +184,7 @@ def evaluation_of(
         notes += short_answers(objective, sets, equipment.room, measured)
 
     def evaluate(model: Any) -> dict[str, float]:
-        found = ((key, equipment.kind.measure(model, objective, one, data, measured)) for key, one in sets.items())
+        found = ((key, measure(model, objective, one, data.scores, measured)) for key, one in sets.items())
         metrics = {prefix + name: value for prefix, named in found for name, value in named.items()}
         if validation:
             metrics[VALIDATION_LOSS] = mean_loss(model, objective, validation)
@@ -209,7 +208,7 @@ def _of_parties(recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData])
         for name, data, held, validation in found:
             figures = by_client[name] = {HELD_OUT: len(held.examples)}
             if held.examples:
-                figures |= equipment.kind.measure(model, objective, held, data, equipment.measured)
+                figures |= measure(model, objective, held, data.scores, equipment.measured)
             if validation:
                 figures |= {VALIDATION: len(validation), VALIDATION_LOSS: mean_loss(model, objective, validation)}
         return {"by_client": by_client, **averaged(by_client)}

@@ -11,33 +11,14 @@ from fedseed.tasks.text_tasks import CLOZE, MEZO
 from fedseed.tasks.words import WordsTask
 
 TASKS: tuple[type[Task], ...] = (
-    InstructionsTask,
-    FilesTask,
-    NaturalInstructionsTask,
-    DollyTask,
-    AlpacaTask,
-    CodeAlpacaTask,
-    GSM8KTask,
-    *MEZO,
-    *CLOZE,
-    WordsTask,
-    DigitsTask,
-    CIFAR10Task,
-    CIFAR100Task,
-)
+    InstructionsTask, FilesTask, NaturalInstructionsTask, DollyTask, AlpacaTask, CodeAlpacaTask, GSM8KTask,
+    *MEZO, *CLOZE, WordsTask, DigitsTask, CIFAR10Task, CIFAR100Task,
+)  # fmt: skip
 
 REGISTRY: Registry[type[Task]] = Registry(
     "task", "fedseed.tasks", ((str(name_of(task)), task) for task in TASKS), lambda thing: check_class(thing, Task)
 )
 
 __all__ = [
-    "CLOZE",
-    "MEZO",
-    "REGISTRY",
-    "TASKS",
-    "CIFAR10Task",
-    "CIFAR100Task",
-    "DigitsTask",
-    "InstructionsTask",
-    "Task",
-]
+    "CLOZE", "MEZO", "REGISTRY", "TASKS", "CIFAR10Task", "CIFAR100Task", "DigitsTask", "InstructionsTask", "Task",
+]  # fmt: skip

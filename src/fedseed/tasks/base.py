@@ -23,18 +23,10 @@ class Task(BaseModel, ABC):
 
     @abstractmethod
     def load(self) -> TaskData:
-        """The clients' examples and the evaluation sets: the same on every call.
-
-        Raises:
-            RecipeError: the data can't be had, or does not fit the settings.
-        """
+        """The clients' examples and evaluation sets: the same on every call. Raises RecipeError if there are none."""
 
     def client_names(self) -> list[str] | None:
-        """The clients' names, in order, without opening any data; None: only the data says.
-
-        Raises:
-            RecipeError: the place of the data does not fit the settings.
-        """
+        """The clients' names, in order, without opening any data; None: only the data says. Raises as `load`."""
         return None
 
     def load_part(self, names: Collection[str], evaluate: bool) -> TaskData:

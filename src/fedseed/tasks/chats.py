@@ -15,13 +15,11 @@ from fedseed.tasks.files import Record, parse_json
 Message = Mapping[str, Any]
 ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}  # in a plain text
 OTHER_ROLES = {"developer": "system", "function": "tool"}
-SAID_BY = {  # ShareGPT's names, as published data sets write them
-    "system": ("system",),
-    "user": ("human", "user"),
-    "assistant": ("gpt", "assistant", "chatgpt", "model", "bot", "function_call"),
-    "tool": ("tool", "observation", "function_response"),
-}
-ROLE_OF = {name: role for role, names in SAID_BY.items() for name in names}
+ROLE_OF = {  # ShareGPT's names, as published data sets write them
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "chatgpt": "assistant", "model": "assistant", "bot": "assistant", "function_call": "assistant",
+    "tool": "tool", "observation": "tool", "function_response": "tool",
+}  # fmt: skip
 
 
 def read_chat(row: Record, style: ChatStyle) -> Chat:
@@ -55,13 +53,7 @@ def chat_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sty
 
 
 def plain_form(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: int) -> tuple[str, str]:
-    """Returns a chat as plain text: what stands before an answer, and the answer.
-
-    Args:
-        messages: the chat.
-        tools: what the assistant may call.
-        answer: the answer's number among the messages.
-    """
+    """Returns a chat as plain text: what stands before the answer with this number, tools first, and the answer."""
     known = f"Tools: {json.dumps(list(tools), ensure_ascii=False)}\n\n" if tools else ""
     before = "".join(f"{ROLES[turn['role']]}: {text_of(turn)}\n\n" for turn in messages[:answer])
     return f"{known}{before}Assistant:", f" {text_of(messages[answer])}"
@@ -98,7 +90,7 @@ def _sharegpt(turn: Record) -> Message:
     text = _content(turn, "value")
     if given != "function_call":
         return {"role": ROLE_OF[given], "content": text}
-    calls = _from_json(text, f'{turn.where}: "value" of a function_call is no JSON')
+    calls = parse_json(text, f'{turn.where}: "value" of a function_call is no JSON')
     calls = calls if isinstance(calls, list) else [calls]
     made = Record(turn.where, {"calls": [{"type": "function", "function": call} for call in calls]}).records("calls")
     return {"role": "assistant", "content": "", "tool_calls": [_call(call) for call in made]}
@@ -124,7 +116,7 @@ def _call(call: Record) -> Message:
     function.field("name", str)
     arguments = function.values.get("arguments")
     if isinstance(arguments, str):
-        arguments = _from_json(arguments, f'{function.where}: "arguments" is no JSON')
+        arguments = parse_json(arguments, f'{function.where}: "arguments" is no JSON')
     return {"type": "function", **made, "function": {**function.values, "arguments": arguments or {}}}
 
 
@@ -132,12 +124,5 @@ def _parsed(row: Record, name: str) -> Record:
     """Returns the row with a list of objects in the field, where a table has the list as JSON text."""
     value = row.values.get(name)
     if isinstance(value, str) and value.lstrip().startswith("["):
-        return Record(row.where, {**row.values, name: _from_json(value, f'{row.where}: "{name}" is no valid JSON')})
+        return Record(row.where, {**row.values, name: parse_json(value, f'{row.where}: "{name}" is no valid JSON')})
     return row
-
-
-def _from_json(text: str, problem: str) -> Any:
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise RecipeError(f"{problem}: {error}") from error

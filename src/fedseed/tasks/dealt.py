@@ -45,11 +45,7 @@ class DealtTask(Task):
 
     @abstractmethod
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
-        """Returns what is dealt to clients, and all else: test sets as `evaluation`, validation, notes, classes.
-
-        Raises:
-            RecipeError: the data can't be had or is malformed, or is too little.
-        """
+        """Returns what is dealt to clients, and all else (test sets as `evaluation`). Raises as `load`."""
 
     def validation_sets(self, validation: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
         """Returns the sets of validation examples that a run reports on, by prefix of the metrics' names."""
@@ -75,12 +71,11 @@ class DealtTask(Task):
             raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
         rows, data = self.parts()
         clients = deal_clients(rows, self.partition, self.clients, self.default_clients, self.dealing_seed)
-        of_classes = ""
+        held = who_holds([len(client.examples) for client in clients], "picture" if data.classes else "example")
         if data.classes:
             kinds = [len({picture.label for picture in client.examples}) for client in clients]
-            of_classes = f" of {span(kinds, 'class', 'classes')}"
-        held = who_holds([len(client.examples) for client in clients], "picture" if data.classes else "example")
-        notes = (*data.notes, f"{held}{of_classes} ({self.partition.kind})")
+            held += f" of {span(kinds, 'class', 'classes')}"
+        notes = (*data.notes, f"{held} ({self.partition.kind})")
         sets = data.evaluation if self.evaluate_on == "test" else self.validation_sets(data.validation)
         return replace(data, clients=clients, evaluation=sets, notes=notes, scores=self.scores)
 

@@ -34,15 +34,10 @@ KIND_NAMES: dict[type, str] = {
 
 @dataclass(frozen=True)
 class Record:
-    """One row of a file.
+    """One row of a file."""
 
-    Args:
-        where: its file and line, for messages.
-        values: its fields by name.
-    """
-
-    where: str
-    values: Mapping[str, Any]
+    where: str  # its file and line, for messages
+    values: Mapping[str, Any]  # its fields by name
 
     def field(self, name: str, kind: type | tuple[type, ...]) -> Any:
         """Returns a field that must be there.
@@ -88,15 +83,7 @@ def _short(value: Any) -> str:
 
 
 def data_folder(path: str, hint: str) -> Path:
-    """Returns the folder that `task.path` names.
-
-    Args:
-        path: the path in the recipe; relative to the working directory, "~" allowed.
-        hint: what the folder should be and where to get it.
-
-    Raises:
-        RecipeError: there is no such folder.
-    """
+    """Returns the folder that `task.path` names. Raises RecipeError, with a hint what to give, if there is none."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise RecipeError(f'task.path = "{path}": there is no such folder; {hint}')
@@ -136,34 +123,26 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
 
 
 def read_json(path: Path, hint: str = "") -> Record:
-    """Returns a JSON file's object.
-
-    Args:
-        path: a UTF-8 file.
-        hint: what to do if it is missing.
-
-    Raises:
-        RecipeError: the file is missing, unreadable, not JSON, or no object.
-    """
-    try:
-        content = parse_json(read_text(path, hint))
-    except ValueError as error:
-        raise RecipeError(f"{path}: not valid JSON: {error}") from error
+    """Returns a UTF-8 file's JSON object. Raises RecipeError if it has none; `hint`: what to do if it is missing."""
+    content = parse_json(read_text(path, hint), f"{path}: not valid JSON")
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: a JSON object is expected")
     return Record(str(path), content)
 
 
-def parse_json(text: str) -> Any:
-    """Returns what a JSON text says. Raises ValueError: it is none, nested too deeply, or a number is too long."""
+def parse_json(text: str, problem: str, hint: str = "") -> Any:
+    """Returns what a JSON text says. Raises RecipeError, from `problem` to `hint`, if it can't be read or used."""
     try:
         found = json.loads(text)
         if "\\ud" in text.lower():  # half of a character, which no tokenizer takes, unless the other half follows
             json.dumps(found, ensure_ascii=False).encode()
-    except RecursionError as error:
-        raise ValueError("its lists and objects are nested too deeply") from error
-    except UnicodeEncodeError as error:
-        raise ValueError(f"it has half of a character (\\u{ord(error.object[error.start]):x}): take it out") from error
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, ValueError) else "its lists and objects are nested too deeply"
+        if isinstance(error, UnicodeEncodeError):
+            reason = f"it has half of a character (\\u{ord(error.object[error.start]):x}): take it out"
+        elif isinstance(error, json.JSONDecodeError) and error.lineno == 1:
+            reason = f"{error.msg} at column {error.colno}"
+        raise RecipeError(f"{problem}: {reason}{hint}") from error
     return found
 
 
@@ -180,9 +159,9 @@ def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Recor
     Raises:
         RecipeError: the file is missing or unreadable, or a row is malformed; names the line.
     """
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if columns is None else csv.QUOTE_MINIMAL
     records = []
-    table = _table(path, csv.QUOTE_NONE) if columns is None else _table(path, csv.QUOTE_MINIMAL, columns)
-    for row in _json(path) if path.suffix in (".json", ".jsonl") else table:
+    for row in _json(path) if path.suffix in (".json", ".jsonl") else _table(path, quoting, columns):
         if isinstance(row, RecipeError):
             raise row
         records.append(row)
@@ -213,10 +192,8 @@ def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError
 def _json(path: Path) -> Iterator[Record | RecipeError]:
     text = read_text(path)
     if path.suffix == ".json" and text.lstrip().startswith("["):
-        try:
-            rows = [(f"{path} item {number}", values) for number, values in enumerate(parse_json(text), 1)]
-        except ValueError as error:
-            raise RecipeError(f"{path}: not valid JSON: {error}") from error
+        items = parse_json(text, f"{path}: not valid JSON")
+        rows = [(f"{path} item {number}", values) for number, values in enumerate(items, 1)]
     else:  # not splitlines: texts hold other characters that would end a line there
         lines = ((f"{path} line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
         rows = [(where, _line(where, line)) for where, line in lines]
@@ -233,15 +210,12 @@ def _json(path: Path) -> Iterator[Record | RecipeError]:
 
 def _line(where: str, line: str) -> Any:
     try:
-        return parse_json(line)
-    except ValueError as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        return RecipeError(f"{where}: not valid JSON: {reason}; each line must be one JSON object")
+        return parse_json(line, f"{where}: not valid JSON", "; each line must be one JSON object")
+    except RecipeError as error:
+        return error
 
 
-def _table(
-    path: Path, quoting: Literal[0, 3], columns: Sequence[str] | None = None
-) -> Iterator[Record | RecipeError]:  # fmt: skip
+def _table(path: Path, quoting: Literal[0, 3], columns: Sequence[str] | None = None) -> Iterator[Record | RecipeError]:
     """Yields a file's rows; tabs separate fields, or in a .csv what its header has most of (commas if it has none)."""
     text = read_text(path)
     header = text.lstrip("\n").partition("\n")[0] if columns is None else ""
@@ -345,7 +319,6 @@ def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Recor
 
 
 def _saved(folder: Path, split: str) -> list[Record]:
-    """Returns the rows of a data set that `save_to_disk` has written."""
     datasets = _library(f"{folder}: a saved data set is read by", "")
     try:
         found = datasets.load_from_disk(str(folder))

@@ -15,39 +15,25 @@ from fedseed.text import listed, shown
 Template = Literal["alpaca", "short", "chat"]
 SHOWN = 5  # bad lines and repeated examples that are named
 LONGEST = 1 << 22  # characters of a text: tokens of a longer one take gigabytes
-
-
 Made = Example | Choice
 
 
 @dataclass(frozen=True)
 class Style:
-    """What rows are put into.
+    """What rows are put into."""
 
-    Args:
-        template: instructions, and prompts if it is "chat".
-        chat: chats.
-        labels: those that a text may have; none: any.
-    """
-
-    template: Template = "alpaca"
+    template: Template = "alpaca"  # instructions, and prompts if it is "chat"
     chat: ChatStyle = field(default_factory=ChatStyle)
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # those that a text may have; none: any
 
 
 @dataclass(frozen=True)
 class Form:
-    """A form that rows may have.
+    """A form that rows may have."""
 
-    Args:
-        fields: how messages call it.
-        keys: a row that has all of these fields has this form; of "a|b" one will do.
-        read: makes an example of a row.
-    """
-
-    fields: str
-    keys: tuple[str, ...]
-    read: Callable[[Record, Style], Made]
+    fields: str  # how messages call it
+    keys: tuple[str, ...]  # a row that has all of these fields has this form; of "a|b" one will do
+    read: Callable[[Record, Style], Made]  # makes an example of a row
 
     def fits(self, row: Record, keys: int | None = None) -> bool:
         """Whether a row has the form's fields, or the first `keys` of them."""
@@ -146,18 +132,17 @@ class Reader:
                             f'{row.where}: "{name}" has {size:,} characters, where {LONGEST:,} are read; split it'
                         )
                 made = self._form_of(row).read(row, self.style)
+                if isinstance(made, Example) and not made.response.strip():
+                    self.empty += 1
+                else:
+                    lines.append(SourceLine(made, row))
             except RecipeError as error:
                 self.bad.append(str(error))
-                continue
-            if isinstance(made, Example) and not made.response.strip():
-                self.empty += 1
-            else:
-                lines.append(SourceLine(made, row))
         return lines
 
-    def check(self, on_bad_line: str) -> None:
-        """Raise RecipeError if rows are malformed and are not to be skipped: all of them in one report."""
-        if not self.bad or on_bad_line == "skip":
+    def check(self, hint: str = "") -> None:
+        """Raises RecipeError if rows are malformed: all of them in one report, with a hint where they are several."""
+        if not self.bad:
             return
         places: dict[str, list[str]] = {}  # by what is wrong, which is mostly the same
         for bad in self.bad:
@@ -166,8 +151,8 @@ class Reader:
         told = [f"{listed(where, SHOWN)}: {what}" for what, where in list(places.items())[:SHOWN]]
         rest = len(self.bad) - sum(map(len, list(places.values())[:SHOWN]))
         told += [f"and {rest:,} more"] if rest else []
-        many = f'{len(self.bad):,} bad lines (task.on_bad_line = "skip" leaves them out): '
-        raise RecipeError((many if len(self.bad) > 1 else "") + "; ".join(told))
+        many = f"{len(self.bad):,} bad lines{hint}: " if len(self.bad) > 1 else ""
+        raise RecipeError(many + "; ".join(told))
 
     def notes(self) -> list[str]:
         """Lines about what was left out."""
@@ -223,9 +208,7 @@ def examples_in(
         if made[name] and isinstance(made[name][0], str | Mapping):
             fields = enumerate({"text": row} if isinstance(row, str) else row for row in made[name])
             lines[name] = reader.read(Record(f"{name}, row {i}", row) for i, row in fields)
-    if reader.bad:
-        rest = f" (and {len(reader.bad) - SHOWN:,} more)" if len(reader.bad) > SHOWN else ""
-        raise RecipeError("; ".join(reader.bad[:SHOWN]) + rest)
+    reader.check()
     parts = list(lines.values())
     if reader.form is LABELLED:
         parts = with_all_labels(parts, labels)
@@ -266,7 +249,6 @@ def with_all_labels(parts: Sequence[Sequence[SourceLine]], wanted: Sequence[str]
         raise RecipeError(f"{lines[0].row.where}: {only}")
 
     def finished(line: SourceLine) -> SourceLine:
-        gold = labels.index(line.made.options[0])
-        return replace(line, made=replace(line.made, options=labels, gold=gold))
+        return replace(line, made=replace(line.made, options=labels, gold=labels.index(line.made.options[0])))
 
     return [[finished(line) for line in part] for part in parts]

@@ -1,20 +1,18 @@
 """Data sets of instructions: Dolly-15k, Alpaca, CodeAlpaca and GSM8K, from their files or the hub, in Alpaca's prompt.
 
-Dolly-15k (Conover et al., 2023), lines of {"instruction", "context", "response", "category"}. The published protocol
-(Qin et al., ICML 2024, Section 5.1 and Appendix G.1, and its code): the last category in alphabetical order,
-summarization, is evaluated on; the other seven are dealt to 200 clients by Dirichlet(alpha) over the category, alpha =
-0.5 or 5.0, until each has ten examples. The published code also gives nothing more to a client that has its mean share;
-the paper does not say so, and it is not done here.
+Dolly-15k (Conover et al., 2023), by the published protocol (Qin et al., ICML 2024, Section 5.1 and Appendix G.1, and
+its code): the last category in alphabetical order, summarization, is evaluated on; the other seven are dealt to 200
+clients by Dirichlet(alpha) over the category, alpha = 0.5 or 5.0, until each has ten examples. The published code also
+gives nothing more to a client that has its mean share; the paper does not say so, and it is not done here.
 
-Alpaca (Taori et al., 2023): 52,002 rows of {"instruction", "input", "output"} without labels. CodeAlpaca (Chaudhary,
-2023) in the form that federated papers use (rosetta_alpaca.json): a row's `input` is the programming language that the
-answer must be in. FedMeZO (Ling et al., 2024, Appendix E.1) and Ferret (Shu et al., 2025, Appendix C.1.2) leave X86-64
-Assembly out, of which there is little, and hold 10% out; Ferret makes each of the other nine languages a client.
-No-break spaces are taken away, as FederatedScope does, which FedMeZO's data comes from.
+Alpaca (Taori et al., 2023) has 52,002 rows without labels. CodeAlpaca (Chaudhary, 2023) has the form that federated
+papers use (rosetta_alpaca.json): a row's `input` is the programming language that the answer must be in. FedMeZO (Ling
+et al., 2024, Appendix E.1) and Ferret (Shu et al., 2025, Appendix C.1.2) leave X86-64 Assembly out, of which there is
+little, and hold 10% out; Ferret makes each of the other nine languages a client. No-break spaces are taken away, as
+FederatedScope does, which FedMeZO's data comes from.
 
-GSM8K (Cobbe et al., 2021), lines of {"question", "answer"}; an answer ends in "#### " and its number. FedMeZO and
-Ferret deal the train file to three clients at random and evaluate on the test file. Scores: Rouge-L, as Ferret reports
-it, and how often the final number is right.
+GSM8K (Cobbe et al., 2021): FedMeZO and Ferret deal the train file to three clients at random and evaluate on the test
+file. Scores: Rouge-L, as Ferret reports it, and how often the final number is right.
 """
 
 from abc import abstractmethod
@@ -61,11 +59,7 @@ class InstructionData(DealtTask):
 
     @abstractmethod
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        """Returns the rows, those of a test part (None: there is none, `held_out` applies), and notes.
-
-        Raises:
-            RecipeError: the data can't be had or is malformed.
-        """
+        """Returns the rows, those of a test part (None: `held_out` says how many), and notes. Raises as `load`."""
 
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         rows, test, notes = self.read()
@@ -87,22 +81,11 @@ class InstructionData(DealtTask):
             )
         drawn = permutation(self.seed, Domain.PARTITION, len(test), HELD_OUT)[: self.evaluation]
         evaluation = [row.example for row in picked(test, drawn)]
-        notes.append(
-            f"{len(held):,} training, {len(validation):,} validation and {len(evaluation):,} held-out examples"
-        )
-        return held, TaskData((), {"": evaluation}, validation, tuple(notes))
+        sizes = f"{len(held):,} training, {len(validation):,} validation and {len(evaluation):,} held-out examples"
+        return held, TaskData((), {"": evaluation}, validation, (*notes, sizes))
 
-    def rows(self, names: Sequence[str], split: str = "train", config: str | None = None) -> list[Record]:
-        """Returns the rows of the data set, or of one part of it.
-
-        Args:
-            names: what its file may be called in a folder.
-            split: what the part is called on the hub.
-            config: the data set's configuration on the hub, if it has some.
-
-        Raises:
-            RecipeError: they can't be found or read.
-        """
+    def _rows(self, names: Sequence[str], split: str = "train", config: str | None = None) -> list[Record]:
+        """Returns the rows of the data set, or of a part; its file has one of these names, the others are the hub's."""
         place = Path(self.path).expanduser()
         place = place.parent if split == "test" and place.is_file() else place
         file = next((file for file in (place, *(place / name for name in names)) if file.is_file()), None)
@@ -137,7 +120,7 @@ class DollyTask(InstructionData):
     prompt: Literal["alpaca", "paper"] = "alpaca"
 
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        rows = [self._example(row) for row in self.rows(["databricks-dolly-15k.jsonl"])]
+        rows = [self._example(row) for row in self._rows(["databricks-dolly-15k.jsonl"])]
         if self.test_category == "none":
             return rows, None, []
         categories = sorted({row.label for row in _answered(rows)})
@@ -160,15 +143,14 @@ class AlpacaTask(InstructionData):
     name: Literal["alpaca"] = "alpaca"
     about: ClassVar[str] = "Alpaca (52,002 instructions), dealt to three clients at random"
     hint: ClassVar[str] = (
-        "give alpaca_data.json or the folder that holds it (github.com/tatsu-lab/stanford_alpaca), "
-        'or "tatsu-lab/alpaca"'
+        'give alpaca_data.json or its folder (github.com/tatsu-lab/stanford_alpaca), or "tatsu-lab/alpaca"'
     )
 
     held_out: Share = 0.01
     validation: Share = 0.01
 
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        return [Labelled(_alpaca_example(row)) for row in self.rows(["alpaca_data.json"])], None, []
+        return [Labelled(_alpaca_example(row)) for row in self._rows(["alpaca_data.json"])], None, []
 
 
 class CodeAlpacaTask(InstructionData):
@@ -176,29 +158,27 @@ class CodeAlpacaTask(InstructionData):
 
     name: Literal["code-alpaca"] = "code-alpaca"
     about: ClassVar[str] = "CodeAlpaca, each of nine programming languages a client, 10% held out"
-    hint: ClassVar[str] = (
-        "give rosetta_alpaca.json or the folder that holds it (github.com/sahil280114/codealpaca, folder data)"
-    )
+    hint: ClassVar[str] = "give rosetta_alpaca.json or its folder (github.com/sahil280114/codealpaca, folder data)"
     fields: ClassVar[tuple[str, ...]] = ("language",)
 
     partition: AnyPartition = ByField(field="language")
 
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        read = self.rows(["rosetta_alpaca.json", "code_alpaca_20k.json"])
+        read = self._rows(["rosetta_alpaca.json", "code_alpaca_20k.json"])
         kept = [row for row in read if row.values.get("input") != LEFT_OUT]
         rows = [Labelled(_alpaca_example(row, "\u00a0"), self._language(row)) for row in kept]
         return rows, None, [f"{len(read) - len(kept):,} of {len(read):,} examples left out ({LEFT_OUT})"]
 
     def _language(self, row: Record) -> str:
         language = row.values.get("input")
-        if language not in LANGUAGES and isinstance(self.partition, IID | Quantity):
-            return ""  # the larger CodeAlpaca has other inputs; dealing them needs no language
-        if language not in LANGUAGES:
+        if language in LANGUAGES:
+            return str(language)
+        if not isinstance(self.partition, IID | Quantity):
             raise RecipeError(
                 f'{row.where}: "input" = {language!r}: one of {", ".join(LANGUAGES)} is expected, for '
                 f'task.partition.kind = "{self.partition.kind}" deals by language; "iid" and "quantity" do without'
             )
-        return str(language)
+        return ""  # the larger CodeAlpaca has other inputs
 
 
 class GSM8KTask(InstructionData):
@@ -213,10 +193,8 @@ class GSM8KTask(InstructionData):
     scores: ClassVar[tuple[str, ...]] = ("rouge_l", "final_number")
 
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        train, test = (
-            [self._example(row) for row in self.rows([f"{part}.jsonl"], part, "main")] for part in ("train", "test")
-        )
-        return train, test, []
+        train, test = (self._rows([f"{part}.jsonl"], part, "main") for part in ("train", "test"))
+        return [*map(self._example, train)], [*map(self._example, test)], []
 
     def _example(self, row: Record) -> Labelled:
         answer = row.field("answer", str)

@@ -10,7 +10,8 @@ from fedseed.randomness import Domain, permutation
 from fedseed.randomness.stream import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
-from fedseed.tasks.families import GROUPS, Family, Instance, families, instances, split
+from fedseed.tasks.dealt import numbered
+from fedseed.tasks.families import GROUPS, Family, Instance, families, instances
 from fedseed.tasks.partition import IID, Dirichlet, Quantity
 from fedseed.tasks.prompts import question_prompt, short_prompt
 
@@ -52,7 +53,7 @@ class InstructionsTask(Task):
     prompt: Literal["short", "question"] = "short"
 
     def client_names(self) -> list[str]:
-        return [f"client-{number:02d}" for number in range(1, self.clients + 1)]
+        return numbered(self.clients)
 
     def load(self) -> TaskData:
         train = self._families()
@@ -63,12 +64,15 @@ class InstructionsTask(Task):
                 f"{wanted} families are needed, there are {len(train)}"
             )
         dealt = [train[i] for i in permutation(self.seed, Domain.PARTITION, len(train))[:wanted]]
+        begin = self.evaluation + self.validation  # the test's come first, and stay whatever else is asked for
         try:
-            splits = [split(f, self.seed, self.examples, self.validation, self.evaluation) for f in dealt]
+            drawn = [instances(f, begin + self.examples, self.seed) for f in dealt]
             unseen = [instances(f, self.unseen, self.seed) for f in families("heldout")]
         except ValueError as error:
             raise RecipeError(f"task: {error}") from error
-        training, validating, testing = (self._examples(parts) for parts in zip(*splits, strict=True))
+        training = self._examples(part[begin:] for part in drawn)
+        validating = self._examples(part[self.evaluation : begin] for part in drawn)
+        testing = self._examples(part[: self.evaluation] for part in drawn)
         labels = [family.name for family in dealt for _ in range(self.examples)]
         if self.partition is None:
             each = self.families_per_client * self.examples

@@ -127,9 +127,6 @@ def last_number(text: str) -> Decimal | None:
     """Returns the number after the last "####"; without one, the text's last number; None without any.
 
     Thousands may be set apart by commas, no-break or thin spaces: 1,234 and 1234 are the same, as are 72 and 72.00.
-
-    Args:
-        text: any text.
     """
     _, marked, tail = text.rpartition("####")
     found = NUMBER.search(tail) if marked else None

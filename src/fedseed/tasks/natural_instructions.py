@@ -85,11 +85,7 @@ class NaturalInstructionsTask(Task):
     def _split(
         self, folder: Path, split: str, fewest: int, fraction: float, at_least: int
     ) -> tuple[list[tuple[str, list[Example]]], str]:
-        """Tasks of one split with what is drawn of each, and a line about what was left out.
-
-        Tasks with fewer than `fewest` instances that are short enough are left out; of the others `fraction` is drawn,
-        rounded down, but `at_least` so many as far as there are.
-        """
+        """Returns what is drawn of each task with `fewest` short instances, and a line about what was left out."""
         path = folder / "splits" / "default" / f"{split}_tasks.txt"
         names = Counter(read_text(path, HINT).split())
         if not names:
@@ -112,10 +108,9 @@ class NaturalInstructionsTask(Task):
             tasks.append((name, [Example(alpaca_prompt(definition, short[i][0]), short[i][1]) for i in drawn]))
         return tasks, (
             f"{split}: {len(names) - len(tasks)} of {len(names)} tasks left out "
-            f"(fewer than {fewest} usable instances), "
-            f"{long:,} of {total:,} instances left out (input of {self.max_input_chars:,} characters or more); "
-            f"{plural(len(tasks), 'task')} give{'s' if len(tasks) == 1 else ''} "
-            f"{plural(sum(len(examples) for _, examples in tasks), 'example')}"
+            f"(fewer than {fewest} usable instances), {long:,} of {total:,} instances left out "
+            f"(input of {self.max_input_chars:,} characters or more); {plural(len(tasks), 'task')} "
+            f"give{'s' if len(tasks) == 1 else ''} {plural(sum(len(drawn) for _, drawn in tasks), 'example')}"
         )
 
 

@@ -15,7 +15,7 @@ from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
 from fedseed.randomness.stream import Seed
 from fedseed.tasks.base import Task
-from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, OwnData, TaskData, who_holds
+from fedseed.tasks.data import ChatStyle, Choice, ClientData, OwnData, TaskData, who_holds
 from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, picked, share_of
 from fedseed.tasks.files import ENDINGS, Record, each_row, hub_rows, is_hub_name, is_saved, read_text
 from fedseed.tasks.forms import LABELLED, TEXT, Reader, SourceLine, Style, Template, repeated, with_all_labels
@@ -32,11 +32,11 @@ HINT = (
 
 @dataclass(frozen=True)
 class Party:
-    """A data holder: its name, its files or data sets in order, and its number, which draws what it holds out."""
+    """A data holder."""
 
     name: str
-    places: Sequence[Path]
-    number: int
+    places: Sequence[Path]  # its files or data sets, in order
+    number: int  # draws what it holds out
 
 
 class FilesTask(Task):
@@ -121,8 +121,7 @@ class FilesTask(Task):
             number: its number among the clients, which draws what it holds out.
 
         Raises:
-            RecipeError: missing or malformed, with all bad lines named; or `labels` is not set where it must be, for
-                nobody else's are seen here.
+            RecipeError: missing or malformed, with all bad lines named; or `labels` is not set and must be.
         """
         other = Path(self.evaluation_file).expanduser().resolve() if self.evaluation_file else None
         places = [path for path in _sources(self._place()) if path.resolve() != other]
@@ -164,7 +163,7 @@ class FilesTask(Task):
         return replace(data, notes=tuple(f"{name}: {note}" for note in notes))
 
     def _place(self) -> Path:
-        """Returns where the data lies. Raises RecipeError if the settings do not fit together, or it is nowhere."""
+        """Returns where the data lies."""
         wanted, place = f'task.path = "{self.path}"', Path(self.path).expanduser()
         problem = ""
         if self.evaluate_on == "validation" and not self.validation:
@@ -200,10 +199,7 @@ class FilesTask(Task):
         return [Party(name, places, i) for i, (name, places) in enumerate(clients.items())], aside
 
     def _load(self, parties: Sequence[Party], with_evaluation_file: bool = True, partly: bool = False) -> TaskData:
-        """Read some parties' files, and the evaluation file if there is one; what has no name is dealt out.
-
-        `partly`: other clients' files are not known, so what depends on them must be in the settings.
-        """
+        """Reads parties' files; what has no name is dealt out. `partly`: without the files of all other clients."""
         style = self._style()
         reader = Reader(style, self.fields)
         lines = [[x for place in party.places for x in reader.read(self._rows(place, self.split))] for party in parties]
@@ -212,7 +208,8 @@ class FilesTask(Task):
             test = reader.read(each_row(Path(self.evaluation_file).expanduser(), self.split))
         elif self.evaluation_split and with_evaluation_file:
             test = reader.read(self._rows(Path(self.path).expanduser(), self.evaluation_split))
-        reader.check(self.on_bad_line)
+        if self.on_bad_line == "stop":
+            reader.check(' (task.on_bad_line = "skip" leaves them out)')
         if reader.form is LABELLED:
             if partly and self.labels is None:
                 raise RecipeError(
@@ -270,7 +267,7 @@ class FilesTask(Task):
         return hub_rows(str(place), split, self.config, HINT) if named else each_row(place, split)
 
     def _held_out(self, data: TaskData) -> TaskData:
-        """The same data. Raises RecipeError if there is nothing to evaluate on."""
+        """The same data, if there is something to evaluate on."""
         if not data.evaluation[""]:
             key = "validation" if self.evaluate_on == "validation" else "evaluation"
             raise RecipeError(
@@ -282,17 +279,17 @@ class FilesTask(Task):
     def _deal(self, lines: Sequence[SourceLine]) -> list[ClientData]:
         partition = self.partition or IID()
         field = partition.field if isinstance(partition, ByField) else self.label_field
-        if field is None and partition.kind == "dirichlet" and isinstance(lines[0].made, Example):
+        if field is not None:
+            labels = [str(line.row.field(field, (str, int, bool))) for line in lines]
+        elif isinstance(lines[0].made, Choice):
+            labels = [line.made.options[line.made.gold].strip() for line in lines]
+        elif partition.kind == "dirichlet":
             raise RecipeError(
                 'task.partition.kind = "dirichlet": it deals by a label; name its field with task.label_field'
             )
-
-        def label_of(line: SourceLine) -> str:
-            if field is not None:
-                return str(line.row.field(field, (str, int, bool)))
-            return line.made.options[line.made.gold].strip() if isinstance(line.made, Choice) else ""
-
-        rows = [Labelled(line.made, label_of(line)) for line in lines]
+        else:
+            labels = [""] * len(lines)
+        rows = [Labelled(line.made, label) for line, label in zip(lines, labels, strict=True)]
         return deal_clients(rows, partition, self.clients, DEFAULT_CLIENTS, self.seed)
 
 
@@ -304,11 +301,7 @@ def _sources(place: Path) -> list[Path]:
 
 
 def _clients_in(folder: Path, besides: str | Path | None) -> tuple[dict[str, list[Path]], list[str]]:
-    """Returns a folder's clients with their files, by name: a file each, or a folder each where there is no such file.
-
-    Also returns the names of what looks like data but belongs to none; `besides` is left out. Raises RecipeError if two
-    clients have the same name.
-    """
+    """Returns the files of a folder's clients, each a file or else each a folder, and what may be data of nobody."""
     other = Path(besides).expanduser().resolve() if besides else None
     found = (entry for entry in sorted(folder.iterdir()) if not entry.name.startswith("."))
     entries = [entry for entry in found if entry.resolve() != other]
@@ -326,10 +319,7 @@ def _clients_in(folder: Path, besides: str | Path | None) -> tuple[dict[str, lis
 
 
 def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) -> str:
-    """Returns the file, folder or data set that is a party's own; in a folder what is called like it is its only one.
-
-    `alone`: all that lies there is the party's own; otherwise it is a folder that parties share.
-    """
+    """Returns what is a party's own: what is called like it in a folder of several, or all of it if it is `alone`."""
     if not path:
         raise RecipeError(
             f"{name}: where is its data? `fedseed join --data FILE` says it; in one process task.path, a folder with a "
@@ -351,10 +341,9 @@ def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) ->
 def _twins(parties: Sequence[Party], lines: Sequence[Sequence[SourceLine]]) -> list[str]:
     """Returns a note for each client that holds what one before it holds: a file that was copied, most likely."""
     notes: list[str] = []
-    for number, (party, own) in enumerate(zip(parties, lines, strict=True)):
-        made = [line.made for line in own]
-        for other, theirs in zip(parties[:number], lines[:number], strict=True):
-            if len(theirs) == len(made) and [line.made for line in theirs] == made:
-                notes.append(f"{other.name} and {party.name} hold the same examples: is a file there twice?")
-                break
+    made = [[line.made for line in own] for own in lines]
+    for number, (party, own) in enumerate(zip(parties, made, strict=True)):
+        if own in made[:number]:
+            other = parties[made.index(own)]
+            notes.append(f"{other.name} and {party.name} hold the same examples: is a file there twice?")
     return notes

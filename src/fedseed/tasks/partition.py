@@ -85,17 +85,11 @@ class Dirichlet(_Partitioner):
         )
 
     def _urn(self, count: int, clients: int, stream: int) -> list[int]:
-        """Who gets each of `count` examples of one label, in the order of the examples.
-
-        With alpha = p/q: a ball in the urn weighs 1/q; a client begins with p balls and gets q more with each example.
-        A draw is a position among all balls: either among the N p first ones, or one that came with an earlier
-        example, which then goes where that one went.
-        """
-        alpha = Fraction(str(self.alpha))
-        p, q = alpha.numerator, alpha.denominator
-        drawn: list[int] = uniform_integers(stream, Domain.PARTITION, count).tolist()
+        """Returns who gets each of `count` examples of one label, in the order of the examples."""
+        p, q = Fraction(str(self.alpha)).as_integer_ratio()  # a client begins with p balls and gets q with each example
         owners: list[int] = []
-        for number, word in enumerate(drawn):
+        for number, word in enumerate(uniform_integers(stream, Domain.PARTITION, count).tolist()):
+            # a draw is a ball: one of the N p first, or one that came with an earlier example and goes where that went
             ball = word * (clients * p + number * q) >> 64
             owners.append(ball // p if ball < clients * p else owners[(ball - clients * p) // q])
         return owners

@@ -47,21 +47,15 @@ class PictureTask(DealtTask):
 
     @abstractmethod
     def read(self) -> tuple[Sequence[Labelled], Sequence[Picture], tuple[str, ...]]:
-        """Returns the train part with what the partition goes by, the test part, and the classes' names.
-
-        Raises:
-            RecipeError: a file is missing or malformed.
-        """
+        """Returns the train part with what partitions go by, the test part, and names of classes. Raises as `load`."""
 
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         train, test, classes = self.read()
         order = permutation(self.seed, Domain.PARTITION, len(train), 0).tolist()
         wanted = len(order) if self.examples is None else self.validation + self.examples
         if wanted > len(order) or self.validation >= wanted:
-            raise RecipeError(
-                f"task.examples = {self.examples or 'all'} and task.validation = {self.validation}: "
-                f"the train part has {len(order):,} pictures"
-            )
+            asked = f"task.examples = {self.examples or 'all'} and task.validation = {self.validation}"
+            raise RecipeError(f"{asked}: the train part has {len(order):,} pictures")
         held = picked(train, order[self.validation : wanted])
         validation = [train[i].example for i in order[: self.validation]]
         evaluation = picked(test, permutation(self.seed, Domain.PARTITION, len(test), 1)[: self.evaluation])
@@ -112,9 +106,8 @@ class CIFAR(PictureTask):
             labels = dict(zip(self.labels, record[: len(self.labels)].tolist(), strict=True))
             for field, label in labels.items():
                 if label >= len(names[field]):
-                    raise RecipeError(
-                        f"{path} record {number}: {field} is a number from 0 to {len(names[field]) - 1}, not {label}"
-                    )
+                    numbers = f"a number from 0 to {len(names[field]) - 1}"
+                    raise RecipeError(f"{path} record {number}: {field} is {numbers}, not {label}")
             pixels = record[len(self.labels) :].reshape(3, SIDE, SIDE).transpose(1, 2, 0)
             yield Labelled(Picture(pixels, labels["class"]), names[by][labels[by]])
 

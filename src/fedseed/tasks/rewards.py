@@ -51,15 +51,11 @@ class RewardSettings(BaseModel):
             return f'reward.function = "{self.function}": write a file or module and a function, as "rewards.py:score"'
         return None
 
-    @property
-    def about(self) -> str:
-        """Returns what errors call the function."""
-        return self.name or str(self.function)
-
     def load(self) -> Reward:
         """Returns the function. Raises RecipeError if its file can't be run, or has no such function."""
         if self.name is not None:
-            return _by(metrics.REGISTRY.get(self.name))
+            score = metrics.REGISTRY.get(self.name)
+            return lambda prompt, answer, example: score([answer], [example.answers or (example.response,)]) / 100
         source, _, name = str(self.function).rpartition(":")
         found = getattr(load_module(source, "reward.function:"), name, None)
         if not callable(found):
@@ -87,11 +83,7 @@ class Judge:
         self._warned = False
 
     def __call__(self, examples: Sequence[Example], answers: Sequence[str]) -> list[float]:
-        """Returns each answer's reward; NaN where it is not finite, which is logged once.
-
-        Raises:
-            FedseedError: the function raised, or returned no number; names the example.
-        """
+        """Returns rewards; NaN (logged once) where one is not finite. Raises FedseedError if one is no number."""
         return [self._number(example, answer) for example, answer in zip(examples, answers, strict=True)]
 
     def _number(self, example: Example, answer: str) -> float:
@@ -112,12 +104,3 @@ class Judge:
     def _error(self, what: str, example: Example, answer: str) -> FedseedError:
         prompt, said = (shown(repr(text), SHOWN) for text in (example.prompt, answer))
         return FedseedError(f"reward {self.about} {what}; prompt {prompt}, answer {said}")
-
-
-def _by(score: metrics.Score) -> Reward:
-    """Returns the reward that is a metric of one answer, from 0 to 1."""
-
-    def reward(prompt: str, answer: str, example: Example) -> float:
-        return score([answer], [example.answers or (example.response,)]) / 100
-
-    return reward

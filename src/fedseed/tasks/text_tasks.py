@@ -20,6 +20,7 @@ import tomllib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -75,11 +76,7 @@ class DrawnTask(DealtTask):
 
     @abstractmethod
     def example_of(self, row: Record) -> Labelled | None:
-        """Returns what a row becomes, with what partitions go by; None: it can't be used.
-
-        Raises:
-            RecipeError: a field is missing or wrong.
-        """
+        """Returns what a row becomes, with what partitions go by; None: it can't be used. Raises as `load`."""
 
     @abstractmethod
     def draw(self, rows: Sequence[Labelled]) -> tuple[Sequence[Labelled], Sequence[Labelled], str]:
@@ -101,8 +98,8 @@ class DrawnTask(DealtTask):
         train, missed = self._read(folder, self.train_files)
         order = [train[i] for i in permutation(self.seed, Domain.PARTITION, len(train), TRAIN)]
         held, validation, more = self.draw(order)
-        of_all = f"validation examples of {len(train):,} in the train file"
-        tests, counts = {}, [f"{len(held):,} training and {len(validation):,} {of_all}{more}"]
+        drawn_of = f"{len(held):,} training and {len(validation):,} validation examples of {len(train):,}"
+        tests, counts = {}, [f"{drawn_of} in the train file{more}"]
         for number, (prefix, names) in enumerate(self.test_files.items()):
             rows, too = self._read(folder, names)
             drawn = permutation(self.seed, Domain.PARTITION, len(rows), TEST + number)[: self.evaluation]
@@ -124,23 +121,17 @@ class DrawnTask(DealtTask):
         made = [self.example_of(row) for whole in read(path) for row in _rows_in(whole, inside)]
         found = [one for one in made if one is not None]
         if not found:
-            raise RecipeError(f"{path}: it has no row that can be used" if made else f"{path}: it has no row")
+            raise RecipeError(f"{path}: it has no row{' that can be used' if made else ''}")
         return found, len(made) - len(found)
 
 
 def _rows_in(whole: Record, place: Sequence[str]) -> Iterator[Record]:
-    """Yields the objects that lie in another, each with the fields of those that it lies in.
-
-    Args:
-        whole: the outermost one.
-        place: the names of fields, from outside to inside, each an object or a list of them; "*" stands for all fields
-            of an object of objects, whose name they have as "key".
-    """
+    """Yields the objects that lie at a place in another (text_tasks.toml), with the fields of those they lie in."""
     if not place:
         yield whole
         return
     name, *rest = place
-    if name == "*":
+    if name == "*":  # all fields of an object of objects
         found = [Record(one.where, {"key": key, **one.values}) for key in whole.values for one in [whole.record(key)]]
     else:
         more = [whole.record(name)] if isinstance(whole.values.get(name), dict) else whole.records(name)
@@ -149,13 +140,9 @@ def _rows_in(whole: Record, place: Sequence[str]) -> Iterator[Record]:
         yield from _rows_in(one, rest)
 
 
-def _class_of(row: Record, classes: Sequence[str], field: str = "label") -> int:
-    """Returns the number of a row's class.
-
-    A number is taken as well as a name, as copies of a data set in another format have it; so are JSON's true and false
-    where these are names.
-    """
-    value = row.field(field, (str, int, bool) if "true" in classes else (str, int))
+def _class_of(row: Record, classes: Sequence[str], field: str) -> int:
+    """Returns the number of a row's class, from a name, or from a number as copies in other formats have it."""
+    value = row.field(field, (str, int, bool) if "true" in classes else (str, int))  # JSON's true may be a name
     text = str(value).lower() if isinstance(value, bool) else str(value).strip()
     if text in classes:
         return classes.index(text)
@@ -170,9 +157,7 @@ def _filled(prompt: str, row: Record) -> str:
 
     def found(match: re.Match[str]) -> str:
         *objects, name = match[1].split(".")
-        inside = row
-        for item in objects:
-            inside = inside.record(item)
+        inside = reduce(Record.record, objects, row)
         text, form = inside.field(name, str), FORMS[match[2] or ""]
         if callable(form):
             return form(text)
@@ -311,11 +296,7 @@ class ClozeTask(DrawnTask):
         return Labelled(Cloze(text, tuple(self.words), gold), self.words[gold].strip())
 
     def draw(self, rows: Sequence[Labelled]) -> tuple[Sequence[Labelled], Sequence[Labelled], str]:
-        """Returns the first k of each class for training and the next k for validation, in the order they are in.
-
-        Raises:
-            RecipeError: a class has no row.
-        """
+        """Returns the first k of each class for training and the next k for validation, in the order they are in."""
         seen: Counter[int] = Counter()
         drawn: tuple[list[Labelled], list[Labelled]] = [], []
         for row in rows:
@@ -330,8 +311,8 @@ class ClozeTask(DrawnTask):
         return *drawn, f" (fewer than 2 x {self.k} rows: {', '.join(few)})" if few else ""
 
 
-def _lines(text: str, path: Path) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(text.split("\n"), 1):
+def _lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(read_text(path, encoding=encoding).split("\n"), 1):
         if line.strip():
             yield f"{path} line {number}", line.strip()
 
@@ -339,7 +320,7 @@ def _lines(text: str, path: Path) -> Iterator[tuple[str, str]]:
 def _trees(path: Path) -> Iterator[Record]:
     """Yields the sentences of a treebank, each with its root's class."""
     brackets = {"-LRB-": "(", "-RRB-": ")"}
-    for where, line in _lines(read_text(path), path):
+    for where, line in _lines(path):
         leaves = re.findall(r"\(\d ([^()]+)\)", line)
         if not re.match(r"\(\d ", line) or not leaves or line.count("(") != line.count(")"):
             raise RecipeError(f"{where}: a tree is expected, such as (3 (2 It) (4 works))")
@@ -348,13 +329,11 @@ def _trees(path: Path) -> Iterator[Record]:
 
 def _labelled(path: Path) -> Iterator[Record]:
     """Yields TREC's rows: a class, a colon, a finer class, and the question."""
-    for where, line in _lines(read_text(path, encoding="latin-1"), path):
+    for where, line in _lines(path, "latin-1"):
         label, space, text = line.partition(" ")
         coarse, colon, _ = label.partition(":")
         if not space or not colon:
-            raise RecipeError(
-                f"{where}: class, colon, finer class and a question are expected, such as HUM:ind Who ..."
-            )
+            raise RecipeError(f"{where}: class, colon, finer class and a question are expected, as HUM:ind Who ...")
         yield Record(where, {"label": coarse, "text": text})
 
 

@@ -34,17 +34,11 @@ NOUNS = tuple(noun for nouns in TOPICS.values() for noun in nouns)
 
 @dataclass(frozen=True)
 class Review:
-    """A review, and what is true of it.
+    """A review, and what is true of it."""
 
-    Args:
-        text: ends with a full stop.
-        topic: a number, in the order of `TOPICS`.
-        good: whether its feeling is a good one.
-    """
-
-    text: str
-    topic: int
-    good: bool
+    text: str  # ends with a full stop
+    topic: int  # its number, in the order of `TOPICS`
+    good: bool  # whether its feeling is a good one
 
 
 def write_review(rng: random.Random) -> Review:
@@ -76,12 +70,7 @@ def _quality(rng: random.Random, wanted: bool) -> tuple[str, int]:
 
 
 def reviews(seed: int | str, count: int) -> list[Review]:
-    """Returns so many reviews with different texts; a longer list of the same seed begins with a shorter one.
-
-    Args:
-        seed: of the sequence.
-        count: how many.
-    """
+    """Returns so many reviews with different texts; a longer list of the same seed begins with a shorter one."""
     rng = random.Random(f"fedseed-reviews/{seed}")
     found: dict[str, Review] = {}
     while len(found) < count:
@@ -95,17 +84,11 @@ FamilyName = Literal["feeling", "topic"]
 
 @dataclass(frozen=True)
 class ReviewFamily:
-    """A question about reviews.
+    """A question about reviews."""
 
-    Args:
-        prompt: what stands between a review and the answer.
-        options: a word for each class, with the space before it.
-        gold: the number of a review's right one.
-    """
-
-    prompt: str
-    options: tuple[str, ...]
-    gold: Callable[[Review], int]
+    prompt: str  # what stands between a review and the answer
+    options: tuple[str, ...]  # a word for each class, with the space before it
+    gold: Callable[[Review], int]  # the number of a review's right one
 
     def example(self, review: Review) -> NextWord:
         """A review, asked about."""

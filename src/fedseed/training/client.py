@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedseed.errors import NonFiniteError
-from fedseed.objectives.batches import micro_batches, sequences_of
 from fedseed.objectives.losses import Objective
+from fedseed.objectives.prepared import micro_batches, sequences_of
 from fedseed.randomness import Basis, Domain, derive, permutation
 from fedseed.training.memory import Memory
 from fedseed.training.protocol import Client

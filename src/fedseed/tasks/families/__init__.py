@@ -1,7 +1,7 @@
 """The task families of the generated many-task instruction corpus, which the data files here describe.
 
-``base`` families are met as instructions in pre-training, ``train`` families go to
-the federated clients, and ``heldout`` families are never met as instructions at all.
+"base" families are met as instructions in pre-training, "train" families go to the federated clients, and "heldout"
+families are never met as instructions at all.
 """
 
 from collections.abc import Sequence
@@ -13,23 +13,17 @@ from fedseed.tasks.families.language import draw, names_in, read_data, write
 
 GROUPS: tuple[str, ...] = ("base", "train", "heldout")
 
-# A draw may repeat an earlier one; this many misses in a row mean that the
-# family is exhausted (or so nearly that going on would take for ever).
-_PATIENCE = 2_000
+_PATIENCE = 2_000  # draws that repeat earlier ones, in a row, after which a family counts as exhausted
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One question of a family with its answer.
-
-    ``content`` names what is asked apart from the wording, so that one question
-    in two wordings counts once.
-    """
+    """One question of a family with its answer."""
 
     instruction: str
     input: str
     output: str
-    content: str = field(default="", repr=False, compare=False)
+    content: str = field(default="", repr=False, compare=False)  # what is asked, the same in every wording
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +65,7 @@ def families(group: str | None = None) -> list[Family]:
 
 @lru_cache(maxsize=512)  # a sweep's runs draw the same ones
 def instances(chosen: Family, count: int, seed: int | str = 0) -> tuple[Instance, ...]:
-    """Returns the first ``count`` distinct instances of the seed's sequence.
-
-    Raises:
-        ValueError: the family has not so many.
-    """
+    """Returns the first `count` distinct instances of the seed's sequence. Raises ValueError if there are fewer."""
     # A string seed is hashed by content, so the sequence is the same anywhere.
     rng = Random(f"fedseed-family/{chosen.name}/{seed}")
     found: dict[str, Instance] = {}
@@ -84,18 +74,7 @@ def instances(chosen: Family, count: int, seed: int | str = 0) -> tuple[Instance
         instance = chosen.generate(rng)
         misses = misses + 1 if instance.content in found else 0
         if misses > _PATIENCE:
-            raise ValueError(
-                f"family {chosen.name!r} has only about {len(found)} distinct instances, {count} were asked for"
-            )
+            only = f"only about {len(found)} distinct instances"
+            raise ValueError(f"family {chosen.name!r} has {only}, {count} were asked for")
         found.setdefault(instance.content, instance)
     return tuple(found.values())
-
-
-def split(source: Family, seed: int | str, train: int, validation: int, test: int) -> tuple[Sequence[Instance], ...]:
-    """Returns disjoint train, validation and test instances of a family.
-
-    Test and validation come first in the sequence, so that asking for more training
-    instances leaves the evaluation as it was.
-    """
-    drawn = instances(source, test + validation + train, seed)
-    return drawn[test + validation :], drawn[test : test + validation], drawn[:test]

@@ -20,7 +20,7 @@ from importlib import resources
 from random import Random
 from typing import Any
 
-from jinja2 import Environment, Template, meta
+from jinja2 import Environment, meta
 from jinja2.environment import TemplateExpression
 
 Values = dict[str, Any]
@@ -72,13 +72,10 @@ def _after(value: Any, steps: int) -> Any:
     return cycle[(cycle.index(value) + steps) % len(cycle)]
 
 
-def _commas(value: Any) -> Any:
-    return ", ".join(map(str, value)) if isinstance(value, list) else value
-
-
 LANGUAGE = Environment(
-    variable_start_string="{", variable_end_string="}", finalize=_commas, autoescape=False, keep_trailing_newline=True
-)
+    variable_start_string="{", variable_end_string="}", autoescape=False, keep_trailing_newline=True,
+    finalize=lambda value: ", ".join(map(str, value)) if isinstance(value, list) else value,
+)  # fmt: skip
 # what expressions know; given to each of them, which is faster than Jinja's own globals
 KNOWN: Values = WORLD | {
     "range": range,
@@ -94,6 +91,9 @@ LANGUAGE.filters |= {
     "word": lambda number: WORLD["number_words"][number],
     "after": _after,
 }
+
+
+_template = cache(LANGUAGE.from_string)
 
 
 def draw(lines: Sequence[str], rng: Random) -> Values:
@@ -121,17 +121,7 @@ def names_in(texts: Sequence[str], values: Values) -> list[str]:
 @cache
 def _parsed(line: str) -> tuple[list[str], TemplateExpression]:
     names, _, expression = line.partition(" = ")
-    return names.split(), _expression(expression)
-
-
-@cache
-def _expression(text: str) -> TemplateExpression:
-    return LANGUAGE.compile_expression(text)
-
-
-@cache
-def _template(text: str) -> Template:
-    return LANGUAGE.from_string(text)
+    return names.split(), LANGUAGE.compile_expression(expression)
 
 
 @cache
