@@ -10,7 +10,6 @@ from typing import Literal
 from fedseed.metrics import metric_title, shown_metrics
 from fedseed.reports.results import RoundLine
 
-Unit = Literal["", "bytes", "s"]
 Seeds = Sequence[Sequence[RoundLine]]  # the lines of metrics of one run with each seed
 
 
@@ -44,7 +43,7 @@ class Axis:
 
     label: str
     log: bool = False
-    unit: Unit = ""
+    unit: Literal["", "B", "s"] = ""
     whole: bool = False
 
 
@@ -72,7 +71,7 @@ ROUND = Axis("round", whole=True)
 COSTS: tuple[tuple[str, Axis, Callable[[RoundLine], float]], ...] = (
     (
         "payload bytes",
-        Axis("payload bytes of a client that takes part", log=True, unit="bytes"),
+        Axis("payload bytes of a client that takes part", log=True, unit="B"),
         lambda line: (line.bytes_up + line.bytes_down) * line.rounds,
     ),
     ("passes", Axis("forward passes (a backward pass is two), all clients", log=True), RoundLine.passes),

@@ -70,9 +70,8 @@ class RoundLine:
         if "sum" in table and table["sum"] != _sum(table):
             raise ValueError("it is not as it was written: its sum differs")
         known = {name: value for name, value in table.items() if name in FIELDS}
-        metrics = {
-            name: value for name, value in table.items() if name not in FIELDS and isinstance(value, int | float)
-        }
+        others = {name: value for name, value in table.items() if name not in FIELDS}
+        metrics = {name: value for name, value in others.items() if isinstance(value, int | float)}
         return cls(**known, metrics=metrics)
 
     def to_json(self) -> dict[str, Any]:

@@ -87,9 +87,9 @@ class RunView:
         """Returns (round, value) wherever a metric was measured."""
         return [(line.round, value) for line in self.lines if (value := line.get(name)) is not None]
 
-    def bytes_curve(self, direction: Literal["up", "down"]) -> list[tuple[float, float]]:
+    def bytes_curve(self, name: Literal["bytes_up", "bytes_down"]) -> list[tuple[float, float]]:
         """Returns (round, payload bytes of a client that takes part in every round, up to and with it)."""
-        each = [(line.bytes_up if direction == "up" else line.bytes_down) * line.rounds for line in self.lines]
+        each = [getattr(line, name) * line.rounds for line in self.lines]
         return list(zip((line.round for line in self.lines), accumulate(each), strict=True))
 
     def payload(self) -> tuple[float, float] | None:
