@@ -9,7 +9,7 @@ from rich.console import Console
 from fedseed.cli.network import by_client, follow
 from fedseed.reports.results import RoundLine
 from fedseed.runs import costs
-from support.command import fedseed, well
+from support.command import refused, well
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -71,5 +71,4 @@ def test_keys_for_a_recipe_prints_commands_as_they_are_typed(tmp_path):
     assert str(recipe) in serve and str(out / "coordinator.nk") in serve and serve[serve.index("--run") + 1] == "wards"
     assert {"north.nk", "ca.pem", "north.jsonl", "tls://nats.example.org:4222", recipe.name} <= set(north)
     assert (out / "north.nk").exists()
-    nobody = fedseed("keys", "run", "--out", tmp_path / "more")
-    assert nobody.returncode == 2 and "--client NAME" in nobody.stderr
+    refused(2, "--client NAME", "keys", "run", "--out", tmp_path / "more")

@@ -160,16 +160,10 @@ def test_packaged_sweeps_are_right(name, tmp_path):
     assert made.title and Sweeping(made, tmp_path, str).total >= len(made.runs)
 
 
-# a sweep whose runs are not over before it is stopped, however late that comes
-
-
-def start(out, *words, before="", stderr=None):
-    code = f"{before}\nfrom fedseed.cli.app import main; main()"
-    words = ["compare", "quickstart-fedavg", "--out", out, "--seeds", "1,2", *words]
+def start(out, stderr=None):
+    words = [sys.executable, "-m", "fedseed", "compare", "quickstart-fedavg", "--out", out, "--seeds", "1,2"]
     words += [word for pair in TINY for word in ("--set", pair)]
-    # a shell starts what runs in the background deaf to Ctrl-C, and so would we be, and all that we start
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, stderr=stderr,
-                            text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def free(run):

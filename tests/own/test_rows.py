@@ -2,6 +2,7 @@
 
 import pytest
 from datasets import Dataset
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from fedseed import Federation, FeedSign
 from fedseed.errors import RecipeError
@@ -17,10 +18,7 @@ METHOD = {"name": "feedsign", "learning_rate": 1e-3, "batch": 2}
 FORMS = {
     "completions": lambda name, i: {"prompt": f"the film was {name}", "completion": f" {'good' if i % 2 else 'bad'}"},
     "texts": lambda name, i: {"text": f"a fine story {'not' if i % 2 else 'so'} great"},
-    "labels": lambda name, i: {
-        "text": f"the film was {'good' if i % 2 else 'bad'}",
-        "label": ("negative", "positive")[i % 2],
-    },
+    "labels": lambda name, i: {"text": f"a {('bad', 'good')[i % 2]} film", "label": ("negative", "positive")[i % 2]},
 }
 
 
@@ -68,8 +66,6 @@ def test_plain_texts_and_examples_are_data_too(base):
 
 
 def test_the_model_says_what_is_learnt_of_rows(tmp_path):
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
     t5 = federation(*load_model(str(text_bases.write(tmp_path / "t5", "t5"))), [[FORMS["completions"]("a", 1)]])
     assert isinstance(t5.worker.objective, Seq2SeqLM)
     base = str(text_bases.write(tmp_path / "bert", "bert"))
