@@ -38,21 +38,13 @@ Shown = list[Table | str]  # what a terminal shows, from top to bottom
 
 @dataclass(frozen=True)
 class Reckoned:
-    """A recipe's memory, by purpose.
+    """A recipe's memory, by purpose."""
 
-    Args:
-        parameters: how many the model has.
-        trained: how many of them train.
-        dtype: the weights' dtype.
-        parts: (name, bytes); what takes nothing is left out.
-        libraries: what Python takes with them.
-    """
-
-    parameters: int
-    trained: int
-    dtype: str
-    parts: Sequence[tuple[str, int]]
-    libraries: int = field(default=0, compare=False)
+    parameters: int  # how many the model has
+    trained: int  # how many of them train
+    dtype: str  # the weights' dtype
+    parts: Sequence[tuple[str, int]]  # (name, bytes); what takes nothing is left out
+    libraries: int = field(default=0, compare=False)  # what Python takes with them
 
     @property
     def total(self) -> int:
@@ -127,33 +119,19 @@ def _outline(recipe: Recipe) -> Any:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured in one round.
+    """What was measured in one round."""
 
-    Args:
-        parameters: d.
-        dtype: the weights' dtype.
-        threads: how many threads torch uses.
-        round: phases of a round with all its clients, and their seconds, for the recipe's number of local steps.
-        clients: clients in a round.
-        rounds: rounds of the recipe.
-        evaluations: how often the recipe evaluates.
-        evaluation: seconds of one evaluation.
-        bytes_up: payload bytes of an update.
-        bytes_down: payload bytes of a plan and a step.
-        peak_memory: bytes of this process, or on its GPUs, with the answers of all clients of a round.
-    """
-
-    parameters: int
-    dtype: str
-    threads: int
-    round: dict[str, float]
-    clients: int
-    rounds: int
-    evaluations: int
-    evaluation: float
-    bytes_up: int
-    bytes_down: int
-    peak_memory: int
+    parameters: int  # d
+    dtype: str  # the weights' dtype
+    threads: int  # how many threads torch uses
+    round: dict[str, float]  # seconds by phase, of all clients of a round, for the recipe's number of local steps
+    clients: int  # clients in a round
+    rounds: int  # rounds of the recipe
+    evaluations: int  # how often the recipe evaluates
+    evaluation: float  # seconds of one evaluation
+    bytes_up: int  # payload bytes of an update
+    bytes_down: int  # payload bytes of a plan and a step
+    peak_memory: int  # bytes of this process, or on its GPUs, with the answers of all clients of a round
 
     @property
     def total(self) -> float:

@@ -174,25 +174,15 @@ class Sweep(_Table):
 
 @dataclass(frozen=True)
 class SweepLine:
-    """A finished line of the tables.
+    """A finished line of the tables."""
 
-    Args:
-        scenario: the block's name.
-        label: the line's label.
-        point: the chosen settings.
-        tried: validation metric of each point, if there were several.
-        edge: a grid's key whose chosen value is the first or last of its values: the best one may lie beyond.
-        folders: the folders of the finished runs, by seed.
-        failed: why runs have no result, by seed.
-    """
-
-    scenario: str
-    label: str
-    point: Point
-    tried: Mapping[Point, float]
-    edge: str | None
-    folders: Mapping[int, Path]
-    failed: Mapping[int, str]
+    scenario: str  # the block's name
+    label: str  # the line's label
+    point: Point  # the chosen settings
+    tried: Mapping[Point, float]  # validation metric of each point, if there were several
+    edge: str | None  # a grid's key whose chosen value is the first or last of its values: the best one may lie beyond
+    folders: Mapping[int, Path]  # the folders of the finished runs, by seed
+    failed: Mapping[int, str]  # why runs have no result, by seed
 
     def compared(self) -> Compared:
         """Returns the line with the summaries of its runs."""
@@ -310,42 +300,25 @@ def made_sweep(
 
 @dataclass(frozen=True)
 class How:
-    """How a sweep's runs are run.
+    """How a sweep's runs are run."""
 
-    Args:
-        jobs: runs at a time; the machine's cores are shared out among them.
-        plugins: files and modules to load first, here and in the runs' processes.
-        trust_plugins: load what recipes name as plug-ins, too.
-        workers: local processes that each run deals its clients to; None: a run is one process.
-        threads: how many threads each process has.
-        ray: the address of a Ray cluster whose machines have the runs; None: this machine has them.
-    """
-
-    jobs: int = 1
-    plugins: Sequence[str] = ()
-    trust_plugins: bool = False
-    workers: int | None = None
-    threads: int | None = None
-    ray: str | None = None
+    jobs: int = 1  # runs at a time; the machine's cores are shared out among them
+    plugins: Sequence[str] = ()  # files and modules to load first, here and in the runs' processes
+    trust_plugins: bool = False  # load what recipes name as plug-ins, too
+    workers: int | None = None  # local processes that each run deals its clients to; None: a run is one process
+    threads: int | None = None  # how many threads each process has
+    ray: str | None = None  # the address of a Ray cluster whose machines have the runs; None: this machine has them
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run.
+    """One run."""
 
-    Args:
-        name: what progress calls it.
-        folder: where its files go.
-        recipe: the file or the name of a packaged one.
-        settings: what is set in it, "key=value" each.
-        how: how it is run.
-    """
-
-    name: str
-    folder: Path
-    recipe: str
-    settings: tuple[str, ...]
-    how: How = How()
+    name: str  # what progress calls it
+    folder: Path  # where its files go
+    recipe: str  # the file or the name of a packaged one
+    settings: tuple[str, ...]  # what is set in it, "key=value" each
+    how: How = How()  # how it is run
 
     def read(self) -> Recipe:
         """Returns the recipe as it will be run. Raises RecipeError."""
