@@ -3,15 +3,12 @@
 import io
 import shlex
 
-import pytest
 from rich.console import Console
 
 from fedseed.cli.network import by_client, follow
 from fedseed.reports.results import RoundLine
 from fedseed.runs import costs
 from support.command import refused, well
-
-pytestmark = pytest.mark.usefixtures("without_pictures")
 
 GOING = {
     "run": "r", "method": "ferret", "began": 0.0, "round": 0, "rounds": 9, "waiting_for": [], "clients": 3, "alive": 1,

@@ -1,7 +1,5 @@
 import fcntl
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -183,7 +181,7 @@ def test_a_killed_sweep_goes_on_without_doing_finished_runs_again(tmp_path):
     first, second = out / "quickstart-fedavg" / "seed-1" / "summary.json", out / "quickstart-fedavg" / "seed-2"
     for file in (first, second / "progress.jsonl"):
         until(lambda file=file: file.exists() or killed.poll() is not None, 600, f"there is no {file}")
-    os.kill(killed.pid, signal.SIGKILL)
+    killed.kill()
     killed.wait()
     assert "BrokenPipe" not in killed.stderr.read()  # until its processes have ended, too: they do so without a word
     written = first.stat().st_mtime_ns
