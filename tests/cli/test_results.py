@@ -187,11 +187,6 @@ def test_generation(place, exported, tmp_path, monkeypatch):
     assert lines[0]["response"] == said.stdout.removesuffix("\n")
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 def test_a_conversation(place, exported, tmp_path, monkeypatch):
     """By the template; the model is told all turns so far."""
     refused(2, "has no chat template", "generate", exported / "fedavg", "Hello", "--chat")
@@ -205,7 +200,8 @@ def test_a_conversation(place, exported, tmp_path, monkeypatch):
         return ids(self, text, special)
 
     monkeypatch.setattr(Writer, "_ids", heard)
-    monkeypatch.setattr(sys, "stdin", Terminal("Hello\nAgain\n\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\nAgain\n\n"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     words = ["generate", tmp_path / "chat", "--chat", "--max-tokens", 3]
     talk = well(*words)
     assert seen[0] == "<user> Hello\n<assistant>"

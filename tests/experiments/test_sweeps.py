@@ -145,6 +145,7 @@ def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
         ("run = 3", "run"), ("[[run]", "not valid TOML"), ("[[run]]\nlabel = 'a'", r"run\.0\.recipe: missing"),
         (f"{a}gird={{}}", r"gird = \{\}: unknown key .did you mean grid..; allowed here: label, recipe, set, grid"),
         (f"seed=1\n{a}", "allowed here: title, seeds"), (a + a, "two runs have the same name"),
+        *((f"{a}{key}={{x=[]}}", rf"run\.0\.{key}\.x = \[\]: .*at least 1 item") for key in ("grid", "each")),
         (f"{a}[[scenario]]\nname='s'\nalso={{c=[]}}", r"for \['c'\]: there is no such run"),
     ):  # fmt: skip
         path.write_text(text)

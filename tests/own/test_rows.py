@@ -54,7 +54,7 @@ def test_rows_give_the_digest_of_the_recipe_with_their_files(form, kind, base, t
     assert found["final"]["loss"] != found["baseline"]["loss"]
 
 
-def test_plain_texts_and_examples_are_data_too(base):
+def test_plain_texts_examples_and_labels_are_data_too(base):
     texts = ["a fine story", "the film was great"]
     run = federation(*load_model(base), [texts, texts], evaluation={"a_": texts[:1], "b_": texts})
     dicts = federation(*load_model(base), [[{"text": text} for text in texts]] * 2)
@@ -63,6 +63,8 @@ def test_plain_texts_and_examples_are_data_too(base):
     assert {"a_loss", "b_loss", "b_perplexity"} <= set(run.run().summary["final"])
     ready = federation(*load_model(base), [[Example("the film", " was great")]])
     assert ready.items == federation(*load_model(base), [[{"prompt": "the film", "completion": " was great"}]]).items
+    labelled = federation(*load_model(base), [[FORMS["labels"]("a", i) for i in range(4)]])
+    assert isinstance(labelled.worker.objective, Choices)
 
 
 def test_the_model_says_what_is_learnt_of_rows(tmp_path):
@@ -87,11 +89,6 @@ def test_the_model_says_what_is_learnt_of_rows(tmp_path):
     assert [item.gold for item in classifier([10, 2, 0], num_labels=11).items[0]] == [10, 2, 0]
     with pytest.raises(RecipeError, match=r"client-0, row 0: \"label\" = 'great': task.labels has positive, negative"):
         classifier(["great", "negative", "neutral"], **named)
-
-
-def test_labels_of_a_language_model_are_a_choice(base):
-    run = federation(*load_model(base), [[FORMS["labels"]("a", i) for i in range(4)]])
-    assert isinstance(run.worker.objective, Choices)
 
 
 def test_what_is_wrong_names_client_and_row(base):
