@@ -160,8 +160,7 @@ def bench(
 
     memory = reckon(checked, tokens)
     enough, said = fits(memory, checked.model.device)
-    for part in (*memory_table(memory), said):
-        shown.print(part, highlight=False)
+    shown.print(*memory_table(memory), said, sep="\n", highlight=False)
     untimed, cost = None, None
     if memory_only:
         untimed = "--memory"
@@ -174,8 +173,7 @@ def bench(
     else:
         with shown.status("running one round, shortened"):
             cost = measure(checked)
-        for part in cost_table(cost):
-            shown.print(part, highlight=False)
+        shown.print(*cost_table(cost), sep="\n", highlight=False)
     if as_json:
         reckoned = {**asdict(memory), "total": memory.total, "fits": enough}
         timed = None if cost is None else {**asdict(cost), "total_seconds": cost.total}
@@ -197,10 +195,7 @@ def partition(
     data = task.load()
     held = partition_statistics(data)
     shown = Telling(as_json).screen()
-    for part in partition_table(held):
-        shown.print(part, highlight=False)
-    for text in data.notes:
-        shown.print(text, highlight=False)
+    shown.print(*partition_table(held), *data.notes, sep="\n", highlight=False)
     if out is not None:
         from fedseed.reports.plots import draw_partition  # Matplotlib takes a second to import
 
