@@ -13,6 +13,7 @@ import pytest
 from fedseed.cli import app as cli
 from fedseed.cli.network import describe
 from fedseed.transport import nats_connection
+from support.command import refused, well
 from support.forked import fedseed_forked
 
 RECIPE = """
@@ -42,41 +43,18 @@ def recipe(tmp_path):
     return path
 
 
-@pytest.fixture
-def fedseed(monkeypatch, capsys):
-    """Runs a command in this process: its exit code and what it says."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedseed", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return ended.value.code or 0, said.err.strip() or " ".join(said.out.split())
-
-    return run
-
-
-def silent_port():
-    """A port where somebody listens who says nothing."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    return listening, listening.getsockname()[1]
-
-
-def test_servers_that_are_not_there(fedseed, recipe, tmp_path, monkeypatch):
+def test_servers_that_are_not_there(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(nats_connection, "CONNECT_SECONDS", 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     serve = ("serve", recipe, "--out", tmp_path / "run", "--nats")
-    code, said = fedseed(*serve, f"nats://127.0.0.1:{port}")
-    assert (code, said) == (1, f"fedseed: 127.0.0.1:{port}: can't be reached: nothing listens there; "
-                               "is nats-server running?")  # fmt: skip
-    code, said = fedseed("status", "small", "--nats", "nats://no-such-host.invalid:4222")
-    assert code == 1 and said == "fedseed: no-such-host.invalid:4222: there is no host of this name"
-    listening, port = silent_port()
-    code, said = fedseed(*serve, f"nats://127.0.0.1:{port}")
-    assert code == 1 and "no answer within" in said and "\n" not in said
-    listening.close()
+    why = f"fedseed: 127.0.0.1:{port}: can't be reached: nothing listens there; is nats-server running?\n"
+    refused(1, why, *serve, f"nats://127.0.0.1:{port}")
+    why = "fedseed: no-such-host.invalid:4222: there is no host of this name\n"
+    refused(1, why, "status", "small", "--nats", "nats://no-such-host.invalid:4222")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        refused(1, "no answer within", *serve, f"nats://127.0.0.1:{silent.getsockname()[1]}")
 
 
 @pytest.mark.parametrize(
@@ -88,16 +66,12 @@ def test_servers_that_are_not_there(fedseed, recipe, tmp_path, monkeypatch):
         (("serve", "RECIPE", "--nats", "nats://x", "--run", "a.b"), "run name 'a.b'"),
         (("serve", "RECIPE", "--nats", "nats://x", "--key", "/no/such.nk"), "/no/such.nk: there is no such file"),
         (("serve", "RECIPE", "--nats", "nats://x", "--set", "federation.base_digest=xyz"), "federation.base_digest"),
-        (
-            ("join", "RECIPE", "--nats", "nats://x", "--client", "client-01", "--data", "/no/such.jsonl"),
-            "deals its data",
-        ),
+        (("join", "RECIPE", "--nats", "nats://x", "--client", "client-01", "--data", "/no/such"), "deals its data"),
         (("join", "RECIPE", "--nats", "nats://127.0.0.1:1", "--client", "nobody"), "--client nobody: the recipe's"),
     ],
 )
-def test_wrong_command_lines(arguments, text, fedseed, recipe):
-    code, said = fedseed(*(recipe if a == "RECIPE" else a for a in arguments))
-    assert code == 2 and text in said and "\n" not in said
+def test_wrong_command_lines(arguments, text, recipe):
+    refused(2, text, *(recipe if a == "RECIPE" else a for a in arguments))
 
 
 @pytest.fixture
@@ -114,46 +88,27 @@ def without_torch(tmp_path):
     return {**os.environ, "PYTHONPATH": path}
 
 
-COMMAND = [sys.executable, "-c", "from fedseed.cli.app import main; main()"]
-
-
-def run_here(recipe, out):
-    """The summary of `fedseed run`."""
-    assert fedseed_forked("run", recipe, "--out", out).returncode == 0
-    return json.loads((out / "summary.json").read_text())
-
-
-def digest_over(where, recipe, out, environment):
-    """The digest that the real commands end with: torch can't be imported in `serve`."""
-    serving = subprocess.Popen(
-        [*COMMAND, "serve", str(recipe), *where, "--out", str(out)],
-        env=environment, stdout=-1, stderr=-2, text=True,
-    )  # fmt: skip
+def test_a_run_by_its_commands(recipe, shared_server, tmp_path, without_torch):
+    """The real commands and model: the digest is that of `fedseed run`, and `serve` imports no torch."""
+    where = ["--nats", shared_server.url, "--run", "commands"]
+    command = [sys.executable, "-c", "from fedseed.cli.app import main; main()", "serve", recipe, *where]
+    words = [*command, "--out", tmp_path / "net"]
+    serving = subprocess.Popen(words, env=without_torch, stdout=-1, stderr=-2, text=True)
     clients = ["--client", "client-0[12]", "--client", "client-03"]
     joined = fedseed_forked("join", recipe, *where, *clients, beside=serving)
     if joined.returncode:
         serving.kill()  # it would wait for clients
     served = serving.communicate(timeout=200)[0]
     assert (joined.returncode, serving.returncode) == (0, 0), joined.stdout + joined.stderr + served
-    digest = [line for line in served.splitlines() if line.startswith("weights digest")]
-    assert digest == [line for line in joined.stdout.splitlines() if line.startswith("weights digest")]
-    return digest[0].split()[-1]
-
-
-def test_a_run_by_its_commands(recipe, shared_server, tmp_path, fedseed, without_torch):
-    """The real commands and model: the digest is that of `fedseed run`."""
-    where = ["--nats", shared_server.url, "--run", "commands"]
-    digest = digest_over(where, recipe, tmp_path / "net", without_torch)
-    assert run_here(recipe, tmp_path / "here")["weights_digest"] == digest
-    code, said = fedseed("status", "commands", "--nats", shared_server.url)
-    assert code == 0 and "no coordinator answers" in said
-    assert fedseed("status", "nothing", "--nats", shared_server.url)[0] == 1
-    code, said = fedseed("serve", recipe, *where, "--out", tmp_path / "net")
-    assert code == 0 and "is finished" in said
-    code, said = fedseed("serve", recipe, *where, "--out", tmp_path / "new")
-    assert code == 1 and "--fresh" in said
-    code, said = fedseed("serve", recipe, *where, "--out", tmp_path / "new", "--set", "method.batch=3")
-    assert code == 1 and "method.batch" in said
+    assert fedseed_forked("run", recipe, "--out", tmp_path / "here").returncode == 0
+    expected = json.loads((tmp_path / "here" / "summary.json").read_text())["weights_digest"]
+    for text in (served, joined.stdout):
+        assert f"weights digest: {expected}" in text.splitlines()
+    assert "no coordinator answers" in well("status", "commands", "--nats", shared_server.url).stdout
+    refused(1, "the server knows no run nothing", "status", "nothing", "--nats", shared_server.url)
+    assert "is finished" in well("serve", recipe, *where, "--out", "net", cwd=tmp_path).stdout
+    refused(1, "--fresh", "serve", recipe, *where, "--out", tmp_path / "new")
+    refused(1, "method.batch", "serve", recipe, *where, "--out", tmp_path / "new", "--set", "method.batch=3")
 
 
 def test_another_base_another_recipe(problem, network, shared_server, in_process):
@@ -166,8 +121,7 @@ def test_another_base_another_recipe(problem, network, shared_server, in_process
         time.sleep(0.02)
     wrong = net.host(3, 4, other_base=True)
     assert wrong.wait() == 1 and "refuses client-3: another base: its digest is" in wrong.text
-    recipe = {**net.recipe, "method": {**net.recipe["method"], "learning_rate": 0.5}}
-    wrong = net.host(3, 4, recipe=recipe)
+    wrong = net.host(3, 4, recipe={**net.recipe, "method": {**net.recipe["method"], "learning_rate": 0.5}})
     assert wrong.wait() == 1 and "another recipe or model: method.learning_rate: 0.5, 0.01 here" in wrong.text
     late = net.host(3, 4)
     status = None
@@ -180,6 +134,8 @@ def test_another_base_another_recipe(problem, network, shared_server, in_process
     assert any(line.startswith("held-out loss") for line in lines) and any("another base" in line for line in lines)
 
 
-def test_a_program_that_runs_commands_has_its_environment_back(fedseed):
-    fedseed("status", "nothing.toml")
+def test_a_program_that_runs_commands_has_its_environment_back(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["fedseed", "status", "nothing.toml"])
+    with pytest.raises(SystemExit):
+        cli.main()
     assert "FEDSEED_COMMAND" not in os.environ

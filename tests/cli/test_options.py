@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from support.command import fedseed, well
+from support.command import refused, well
 from support.instruction_files import write_lines
 
 RECIPE = """
@@ -27,13 +27,11 @@ rouge = false
 def place(tmp_path_factory):
     """A folder with a recipe, its data and a finished run; what the run said."""
     folder = tmp_path_factory.mktemp("place")
-    for name, count in (("anna", 4), ("bert", 4)):
-        rows = [{"prompt": f"say {i}:", "completion": f" {i}"} for i in range(count)]
+    for name in ("anna", "bert"):
+        rows = [{"prompt": f"say {i}:", "completion": f" {i}"} for i in range(4)]
         write_lines(folder / "data" / f"{name}.jsonl", rows)
     (folder / "my.toml").write_text(RECIPE)
-    done = fedseed("run", "my.toml", "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder, done
+    return folder, well("run", "my.toml", "--json", cwd=folder)
 
 
 @pytest.fixture
@@ -52,8 +50,7 @@ def test_json_is_all_there_is_on_standard_output(place, run):
 
 def test_results_as_json(place, run):
     def said(*words):
-        done = well(*words, "--json", cwd=place[0])
-        return json.loads(done.stdout)
+        return json.loads(well(*words, "--json", cwd=place[0]).stdout)
 
     held = said("partition", "my.toml")
     assert held["clients"] == {"anna": {"": 3}, "bert": {"": 3}} and "2 clients hold 3 examples" in held["notes"]
@@ -80,5 +77,4 @@ def test_what_is_misspelt_ends_with_2_and_a_suggestion(place):
         (["run", "comparison"], "fedseed compare comparison --out FOLDER"),
         (["explain", "dirctions"], "did you mean method.directions?"),
     ):
-        done = fedseed(*words, cwd=place[0])
-        assert done.returncode == 2 and text in done.stderr and done.stderr.count("\n") == 1, (words, done.stderr)
+        refused(2, text, *words, cwd=place[0])

@@ -3,7 +3,7 @@
 import pytest
 
 from support.chat_bases import chat_base
-from support.command import fedseed, well
+from support.command import refused, well
 from support.instruction_files import write_lines
 
 
@@ -39,8 +39,7 @@ def test_whose_how_many_and_how_they_are_cut_can_be_chosen(folder):
     assert done.stdout.count("bert, example ") == 5 and "256 tokens, 2 of them count, " in done.stdout
     assert "more were cut" in done.stdout
     assert "[[I| am" not in done.stdout
-    wrong = fedseed("preview", "my.toml", "--client", "cem", cwd=folder)
-    assert wrong.returncode == 2 and "--client cem: there is no such client, but anna, bert" in wrong.stderr
+    refused(2, "cem: there is no such client, but anna, bert", "preview", "my.toml", "--client", "cem", cwd=folder)
 
 
 def test_other_kinds_of_examples(original):
@@ -48,5 +47,4 @@ def test_other_kinds_of_examples(original):
     sets = ["--set", f"task={{name='sst2',path='{path}',examples=10,validation=2}}", "--examples", 1]
     done = well("preview", "small-ferret", *sets)
     assert "the loss is which option follows" in done.stdout and "options: terrible / great" in done.stdout
-    pictures = fedseed("preview", "digits-zo-fedsgd")
-    assert pictures.returncode == 2 and "its examples are pictures; a preview shows tokens" in pictures.stderr
+    refused(2, "its examples are pictures; a preview shows tokens", "preview", "digits-zo-fedsgd")

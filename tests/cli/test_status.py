@@ -3,15 +3,12 @@
 import io
 import shlex
 
-import pytest
 from rich.console import Console
 
 from fedseed.cli.network import by_client, follow
 from fedseed.reports.results import RoundLine
 from fedseed.runs import costs
-from support.command import fedseed, well
-
-pytestmark = pytest.mark.usefixtures("without_pictures")
+from support.command import refused, well
 
 GOING = {
     "run": "r", "method": "ferret", "began": 0.0, "round": 0, "rounds": 9, "waiting_for": [], "clients": 3, "alive": 1,
@@ -71,5 +68,4 @@ def test_keys_for_a_recipe_prints_commands_as_they_are_typed(tmp_path):
     assert str(recipe) in serve and str(out / "coordinator.nk") in serve and serve[serve.index("--run") + 1] == "wards"
     assert {"north.nk", "ca.pem", "north.jsonl", "tls://nats.example.org:4222", recipe.name} <= set(north)
     assert (out / "north.nk").exists()
-    nobody = fedseed("keys", "run", "--out", tmp_path / "more")
-    assert nobody.returncode == 2 and "--client NAME" in nobody.stderr
+    refused(2, "--client NAME", "keys", "run", "--out", tmp_path / "more")

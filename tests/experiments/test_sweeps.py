@@ -1,7 +1,5 @@
 import fcntl
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -147,6 +145,7 @@ def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
         ("run = 3", "run"), ("[[run]", "not valid TOML"), ("[[run]]\nlabel = 'a'", r"run\.0\.recipe: missing"),
         (f"{a}gird={{}}", r"gird = \{\}: unknown key .did you mean grid..; allowed here: label, recipe, set, grid"),
         (f"seed=1\n{a}", "allowed here: title, seeds"), (a + a, "two runs have the same name"),
+        *((f"{a}{key}={{x=[]}}", rf"run\.0\.{key}\.x = \[\]: .*at least 1 item") for key in ("grid", "each")),
         (f"{a}[[scenario]]\nname='s'\nalso={{c=[]}}", r"for \['c'\]: there is no such run"),
     ):  # fmt: skip
         path.write_text(text)
@@ -160,16 +159,10 @@ def test_packaged_sweeps_are_right(name, tmp_path):
     assert made.title and Sweeping(made, tmp_path, str).total >= len(made.runs)
 
 
-# a sweep whose runs are not over before it is stopped, however late that comes
-
-
-def start(out, *words, before="", stderr=None):
-    code = f"{before}\nfrom fedseed.cli.app import main; main()"
-    words = ["compare", "quickstart-fedavg", "--out", out, "--seeds", "1,2", *words]
+def start(out, stderr=None):
+    words = [sys.executable, "-m", "fedseed", "compare", "quickstart-fedavg", "--out", out, "--seeds", "1,2"]
     words += [word for pair in TINY for word in ("--set", pair)]
-    # a shell starts what runs in the background deaf to Ctrl-C, and so would we be, and all that we start
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, stderr=stderr,
-                            text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def free(run):
@@ -189,7 +182,7 @@ def test_a_killed_sweep_goes_on_without_doing_finished_runs_again(tmp_path):
     first, second = out / "quickstart-fedavg" / "seed-1" / "summary.json", out / "quickstart-fedavg" / "seed-2"
     for file in (first, second / "progress.jsonl"):
         until(lambda file=file: file.exists() or killed.poll() is not None, 600, f"there is no {file}")
-    os.kill(killed.pid, signal.SIGKILL)
+    killed.kill()
     killed.wait()
     assert "BrokenPipe" not in killed.stderr.read()  # until its processes have ended, too: they do so without a word
     written = first.stat().st_mtime_ns

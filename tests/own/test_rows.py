@@ -2,6 +2,7 @@
 
 import pytest
 from datasets import Dataset
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from fedseed import Federation, FeedSign
 from fedseed.errors import RecipeError
@@ -17,10 +18,7 @@ METHOD = {"name": "feedsign", "learning_rate": 1e-3, "batch": 2}
 FORMS = {
     "completions": lambda name, i: {"prompt": f"the film was {name}", "completion": f" {'good' if i % 2 else 'bad'}"},
     "texts": lambda name, i: {"text": f"a fine story {'not' if i % 2 else 'so'} great"},
-    "labels": lambda name, i: {
-        "text": f"the film was {'good' if i % 2 else 'bad'}",
-        "label": ("negative", "positive")[i % 2],
-    },
+    "labels": lambda name, i: {"text": f"a {('bad', 'good')[i % 2]} film", "label": ("negative", "positive")[i % 2]},
 }
 
 
@@ -56,7 +54,7 @@ def test_rows_give_the_digest_of_the_recipe_with_their_files(form, kind, base, t
     assert found["final"]["loss"] != found["baseline"]["loss"]
 
 
-def test_plain_texts_and_examples_are_data_too(base):
+def test_plain_texts_examples_and_labels_are_data_too(base):
     texts = ["a fine story", "the film was great"]
     run = federation(*load_model(base), [texts, texts], evaluation={"a_": texts[:1], "b_": texts})
     dicts = federation(*load_model(base), [[{"text": text} for text in texts]] * 2)
@@ -65,11 +63,11 @@ def test_plain_texts_and_examples_are_data_too(base):
     assert {"a_loss", "b_loss", "b_perplexity"} <= set(run.run().summary["final"])
     ready = federation(*load_model(base), [[Example("the film", " was great")]])
     assert ready.items == federation(*load_model(base), [[{"prompt": "the film", "completion": " was great"}]]).items
+    labelled = federation(*load_model(base), [[FORMS["labels"]("a", i) for i in range(4)]])
+    assert isinstance(labelled.worker.objective, Choices)
 
 
 def test_the_model_says_what_is_learnt_of_rows(tmp_path):
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
     t5 = federation(*load_model(str(text_bases.write(tmp_path / "t5", "t5"))), [[FORMS["completions"]("a", 1)]])
     assert isinstance(t5.worker.objective, Seq2SeqLM)
     base = str(text_bases.write(tmp_path / "bert", "bert"))
@@ -91,11 +89,6 @@ def test_the_model_says_what_is_learnt_of_rows(tmp_path):
     assert [item.gold for item in classifier([10, 2, 0], num_labels=11).items[0]] == [10, 2, 0]
     with pytest.raises(RecipeError, match=r"client-0, row 0: \"label\" = 'great': task.labels has positive, negative"):
         classifier(["great", "negative", "neutral"], **named)
-
-
-def test_labels_of_a_language_model_are_a_choice(base):
-    run = federation(*load_model(base), [[FORMS["labels"]("a", i) for i in range(4)]])
-    assert isinstance(run.worker.objective, Choices)
 
 
 def test_what_is_wrong_names_client_and_row(base):

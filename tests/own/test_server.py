@@ -7,29 +7,34 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedseed
 from fedseed import Orbit, ZOOptimizer
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
+from fedseed.orbit import Record
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import export_model
+from fedseed.orbit.file import write_orbit
+from fedseed.orbit.record import ending, packed
 from support import text_bases
 from support.chat_bases import LLAMA, chat_base
+from support.command import refused
 
 openai = pytest.importorskip("openai", reason="the package `openai` (extra dev) asks")
 pytest.importorskip("uvicorn", reason="the extra `serve` answers")
 TURNS = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-def tuned(base, folder, seed, texts, steps=4, rate=3e-3):
+def tuned(base, folder, seed, texts, rate=3e-3):
     """Writes a run's folder with an orbit that has moved the base far enough to answer otherwise."""
     model, tokenizer = load_model(base)
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     folder.mkdir()
     method = fedseed.FeedSign(learning_rate=rate)
     with ZOOptimizer(model, method, seed=seed, base=base, orbit=folder / "model.orbit") as optimizer:
-        for _ in range(steps):
+        for _ in range(4):
             optimizer.step(lambda: model(**batch, labels=batch["input_ids"]).loss)
     return folder
 
@@ -38,8 +43,6 @@ class Plain:
     """An exported folder in plain transformers."""
 
     def __init__(self, base, run, folder):
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
         model, tokenizer = load_model(base)
         orbit = Orbit.open(run / "model.orbit")
         template = run / "chat_template.jinja"
@@ -154,17 +157,13 @@ def test_what_is_wrong_is_said_as_openai_says_it(chats):
         assert refused.value.status_code == 413
         answer = client._client.post("completions", content=b"{", headers={"content-type": "application/json"})
         assert answer.status_code == 400 and "not JSON" in answer.json()["error"]["message"]
-        assert complete(
-            model="rome", prompt="a", max_tokens=3, echo=False, logprobs=None
-        ).choices  # nothing is asked for
+        # what asks for nothing is no fault
+        assert complete(model="rome", prompt="a", max_tokens=3, echo=False, logprobs=None).choices
 
 
 def test_requests_beyond_what_waits_and_weights_that_are_wrong_are_told(tmp_path, monkeypatch):
     from starlette.testclient import TestClient
 
-    from fedseed.orbit import Record
-    from fedseed.orbit.file import write_orbit
-    from fedseed.orbit.record import ending, packed
     from fedseed.own import server
 
     base = str(text_bases.write(tmp_path / "base", "llama"))
@@ -188,7 +187,7 @@ def test_names_are_those_of_folders_and_files_and_each_is_one_model(tmp_path):
     from fedseed.own.server import named
 
     base = str(text_bases.write(tmp_path / "base", "llama"))
-    run = tuned(base, tmp_path / "bird", 1, ["the film was great"], steps=1)
+    run = tuned(base, tmp_path / "bird", 1, ["the film was great"])
     (tmp_path / "star.orbit").write_bytes((run / "model.orbit").read_bytes())
     assert list(named([str(run), str(tmp_path / "star.orbit"), f"mine={run}"])) == ["bird", "star", "mine"]
     with pytest.raises(RecipeError, match='another one is called "bird"; name it, as in mine='):
@@ -200,30 +199,6 @@ def test_names_are_those_of_folders_and_files_and_each_is_one_model(tmp_path):
 
 
 def test_without_what_speaks_http_the_extra_is_named(monkeypatch):
-    from support.command import fedseed as command
-
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "fedseed.own.server", raising=False)
-    done = command("serve-model", "a.orbit")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "serve-model needs uvicorn: pip install '.[serve]'" in done.stderr
-
-
-@pytest.mark.slow
-def test_two_hundred_requests_over_twenty_orbits_are_their_exports_answers(tmp_path):
-    words = [f"{kind}{number}" for kind in ("bird", "star", "boat", "tree") for number in range(5)]
-    runs = [tuned("small", tmp_path / word, i, [f"Count: {n} times one {word} is {n} {word}" for n in (2, 3)], 20, 2e-3)
-            for i, word in enumerate(words)]  # fmt: skip
-    prompts = [f"Count: {n} times one {what} is" for n in (2, 5) for what in ("bird", "star", "cat", "a", "sun")]
-    with serving(*runs) as client, ThreadPoolExecutor(8) as threads:
-        work = [(name, prompt) for prompt in prompts for name in words]
-        ask = client.completions.create
-        found = threads.map(lambda one: ask(model=one[0], prompt=one[1], max_tokens=12, temperature=0), work)
-        texts = {one: answer.choices[0].text for one, answer in zip(work, found, strict=True)}
-    for run in runs:
-        plain = Plain("small", run, tmp_path / f"{run.name}-exported")
-        assert [texts[run.name, prompt] for prompt in prompts] == [plain.after(prompt, 12)[0] for prompt in prompts]
-    assert len(texts) == 200
-    assert (
-        len({tuple(texts[run.name, prompt] for prompt in prompts) for run in runs}) == 20
-    )  # no two orbits answer alike
+    refused(1, "serve-model needs uvicorn: pip install '.[serve]'", "serve-model", "a.orbit")

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import fedseed
 from fedseed import Federation, FeedSign, MeZO, Orbit, ParameterSpace, Swapper, ZOFedSGD
@@ -49,8 +50,6 @@ def orbits(tmp_path_factory):
 
 def exported(base, path, folder):
     """The model as `fedseed export` writes it and plain transformers reads it."""
-    from transformers import AutoModelForCausalLM
-
     if not folder.exists():
         model, tokenizer = load_model(base)
         digest = Orbit.open(path).replay(model)

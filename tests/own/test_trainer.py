@@ -16,7 +16,7 @@ from fedseed.own.trainer import TrainerLoss
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading
 from fedseed.runs.recipe import Recipe
-from fedseed.tasks.data import OwnData
+from fedseed.tasks.data import Example, OwnData
 from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.weights.devices import limited
@@ -108,13 +108,10 @@ def test_three_trainers_end_with_the_digest_of_the_recipe(base, folder, method, 
         fedseed.patch(trainers[name], checked, name, nats=shared_server.url, run=run)
 
     async def in_a_notebook(name):
-        found[name] = trainers[name].train()
+        return trainers[name].train()
 
     def live(name):
-        if name == "south":
-            asyncio.run(in_a_notebook(name))
-        else:
-            found[name] = trainers[name].train()
+        found[name] = asyncio.run(in_a_notebook(name)) if name == "south" else trainers[name].train()
 
     with limited(1):
         for name in NAMES:
@@ -132,8 +129,6 @@ def test_three_trainers_end_with_the_digest_of_the_recipe(base, folder, method, 
 
 
 def test_its_loss_is_that_of_the_same_examples(base, tmp_path):
-    from fedseed.tasks.data import Example
-
     model, tokenizer = load_model(base)
     examples = [Example("the film was", " good"), Example("a very fine story", " so great and good"), Example("a", "")]
     rows = tokenised(tokenizer, examples)

@@ -1,23 +1,25 @@
-"""The catalogue has every numbered figure and table of the papers, and every scale that it names can be made."""
+"""The catalogue has every numbered figure and table; what it names is there, and its claims can hold or not."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
-from fedseed.runs.recipe import packaged_recipes
+from fedseed.experiments.sweeps import Sweep, SweepLine, SweepRun, find_sweep, packaged_sweeps, read_sweep
+from fedseed.runs.recipe import packaged_recipes, read_recipe
+from fedseed_papers import training
 from fedseed_papers.catalogue import NOTHING, SCALES, catalogue
 from fedseed_papers.measuring import SMALL_MAKERS
 from fedseed_papers.reproducing import EXACT
+from fedseed_papers.training import MEASURES, judge, lower_is_better
 
 NUMBERED = Path(__file__).with_name("numbered.txt").read_text().split()
 
 
 def test_every_numbered_figure_and_table_is_there_in_order():
-    assert [
-        item.name for item in catalogue() if item.name.partition("/")[2].startswith(("figure", "table"))
-    ] == NUMBERED
-    assert len({item.name for item in catalogue()}) == len(catalogue())
+    names = [item.name for item in catalogue()]
+    assert [name for name in names if name.partition("/")[2].startswith(("figure", "table"))] == NUMBERED
+    assert len(set(names)) == len(names)
     assert {item.state for item in catalogue()} == {"exact", "small", "published only", NOTHING}
 
 
@@ -29,5 +31,82 @@ def test_what_an_item_names_is_there(item):
     for source in filter(None, (item.small, item.published)):
         assert source in SMALL_MAKERS or source in packaged_sweeps() or source in packaged_recipes()
     if item.small in packaged_sweeps():
-        sweep = read_sweep(packaged_sweeps()[item.small])
-        assert len(sweep.seeds) >= 3
+        assert len(read_sweep(packaged_sweeps()[item.small]).seeds) >= 3
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+MADE = [
+    (item, scale, source)
+    for item in catalogue()
+    for scale, source in (("small", item.small), ("published", item.published))
+    if source is not None and source not in SMALL_MAKERS
+]
+CLAIMS = [
+    pytest.param(source, form, item.metric_at(scale), id=f"{item.name}-{scale}-{number}")
+    for item, scale, source in MADE
+    for number, (_, form) in enumerate(item.claims_at(scale))
+]
+GENERATED = {"natural-instructions", "dolly-15k", "alpaca", "code-alpaca", "gsm8k"}  # scored by Rouge-L, not accuracy
+WITHOUT_CLAIM = {
+    ("feedsign/figure-10", "published"): "a picture of other papers' accuracies, without numbers",
+    ("feedsign/table-10", "published"): "the recipe makes one of its three columns",
+}
+
+
+@cache
+def sweep_of(source):
+    path = find_sweep(source)
+    return Sweep(runs=[SweepRun(label=source, recipe=source)]) if path is None else read_sweep(path)
+
+
+@cache
+def metrics_of(recipe, *settings):
+    """What runs of a recipe measure."""
+    made = read_recipe(recipe, settings)
+    score = "rouge_l" if made.task.name in GENERATED else "accuracy"
+    return {"loss", *MEASURES, *((score,) if score == "accuracy" or made.evaluation.rouge else ())}
+
+
+def lines_of(source):
+    """A line of five runs for each of a sweep's, in folders that do not exist."""
+    for scenario, run in sweep_of(source).lines():
+        folders = {seed: Path(scenario.name or "-") / run.label / str(seed) for seed in range(1, 6)}
+        yield SweepLine(scenario.name, run.label, (), {}, None, folders, {})
+
+
+def test_every_item_that_is_made_has_a_claim():
+    assert {(item.name, scale) for item, scale, _ in MADE if not item.claims_at(scale)} == set(WITHOUT_CLAIM)
+
+
+@pytest.mark.parametrize(("source", "form", "metric"), CLAIMS)
+def test_a_claim_finds_what_it_is_about_and_can_hold_or_not(source, form, metric, monkeypatch):
+    metric, sweep = form.metric or metric, sweep_of(source)
+    runs = {(scenario.name, run.label): (scenario, run) for scenario, run in sweep.lines()}
+    first = next(iter(runs))[0]
+    for named in form.labels:
+        label, _, at = named.partition(" @ ")
+        scenario, run = runs[at or (first if form.scenario is None else form.scenario), label]
+        settings = [*sweep.set, *scenario.set, *scenario.also.get(label, ()), *run.set]
+        assert metric in metrics_of(run.recipe, *settings), named
+
+    best_first = range(len(form.labels)) if lower_is_better(metric) else range(len(form.labels), 0, -1)
+    apart = [100.0 + 50 * rank for rank in best_first]
+    if form.order:
+        agree, disagree = apart, apart[::-1]
+    elif form.alike:
+        agree, disagree = [100.0] * len(apart), apart
+    else:
+        agree = [2 * (form.least or 0.0) + 1, 1.0][: len(apart)]
+        disagree = [(form.least or 0.0) / 2, 1.0][: len(apart)]
+    places = {named: set(training.folders_of(form, named, list(lines_of(source))).values()) for named in form.labels}
+    for values, expected in ((agree, "holds in kind"), (disagree, "does not hold here")):
+
+        def measured(folder, name, values=values):
+            value = next(v for v, named in zip(values, form.labels, strict=True) if folder in places[named])
+            return 1e12 if name == "trainable" != metric else value * (1 + int(folder.name) / 1e4)
+
+        monkeypatch.setattr(training, "measured", measured)
+        monkeypatch.setattr(training, "before", lambda folder, name: float("nan"))
+        (claim,) = judge([("it is so", form)], metric, list(lines_of(source)))
+        assert (claim.verdict, claim.seeds) == (expected, 5) and claim.p < 0.01

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fedseed_papers.catalogue import catalogue
-from support.command import fedseed, well
+from support.command import fedseed, refused, well
 from support.page import Page
 
 
@@ -58,5 +58,4 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path):
         (["ferret/figure-6", "--out", file], "this is a file; name a folder"),
         (["ferret/table-3", "--out", tmp_path, "--scale", "published"], "task.path"),
     ):
-        shown = fedseed("reproduce", *words)
-        assert shown.returncode == 2 and said in shown.stderr and shown.stderr.count("\n") == 1, shown.stderr
+        refused(2, said, "reproduce", *words)

@@ -9,7 +9,7 @@ from fedseed.reports.pages import comparison_page, run_page
 from fedseed.reports.results import RoundLine
 from fedseed.reports.tables import Sheet
 from fedseed.reports.view import RunView, view_folder
-from support.command import fedseed, well
+from support.command import refused, well
 from support.page import Page
 from support.problem import Problem
 
@@ -93,11 +93,10 @@ def digest(run):
 
 
 def test_a_page_of_one_run(runs, tmp_path):
-    done = fedseed("report", runs / "one")
-    assert done.returncode == 0 and "report.html" in done.stdout
+    assert "report.html" in well("report", runs / "one").stdout
     assert digest(runs / "one") in Page((runs / "one" / "report.html").read_text()).text
-    done = fedseed("report", runs / "one", "--out", tmp_path / "new" / "mine.html")
-    assert done.returncode == 0 and Page((tmp_path / "new" / "mine.html").read_text()).asks_for() == []
+    well("report", runs / "one", "--out", tmp_path / "new" / "mine.html")
+    assert Page((tmp_path / "new" / "mine.html").read_text()).asks_for() == []
 
 
 @pytest.mark.parametrize("given", [["."], ["one", "two"]])
@@ -108,13 +107,6 @@ def test_a_page_of_several(runs, given):
     assert digest(runs / "one") in page.text and digest(runs / "two") in page.text and "seed 1 2" in page.text
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "text"),
-    [
-        (["nowhere"], 1, "nowhere: no run is here, nor in the folders below"),
-        (["one", "--out", "page.pdf"], 2, "--out page.pdf: the page is an .html file"),
-    ],
-)
-def test_what_can_not_be_reported_is_said(runs, words, code, text):
-    done = fedseed("report", *words, cwd=runs)
-    assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1
+def test_what_can_not_be_reported_is_said(runs):
+    refused(1, "nowhere: no run is here, nor in the folders below", "report", "nowhere", cwd=runs)
+    refused(2, "--out page.pdf: the page is an .html file", "report", "one", "--out", "page.pdf", cwd=runs)

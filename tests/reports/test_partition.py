@@ -2,12 +2,12 @@
 
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from fedseed.reports import plots
 from fedseed.reports.partition import partition_statistics, partition_table
 from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.tasks.partition import Dirichlet
+from support.reports import printed
 
 
 def dealt(partition, clients, labels):
@@ -16,14 +16,6 @@ def dealt(partition, clients, labels):
         for n, mine in enumerate(partition.deal(labels, clients, 1))
     ]
     return partition_statistics(TaskData(clients))
-
-
-def shown(held):
-    console = Console(width=80)
-    with console.capture() as capture:
-        for part in partition_table(held):
-            console.print(part, highlight=False)
-    return capture.get()
 
 
 TEN = [f"label {i % 10}" for i in range(6000)]
@@ -39,7 +31,7 @@ def test_counts():
 
 def test_few_clients_have_a_row_each():
     held = dealt(Dirichlet(alpha=0.5), 6, TEN)
-    text = shown(held)
+    text = "".join(printed(part, 80) for part in partition_table(held))
     assert max(map(len, text.splitlines())) <= 80
     for name, size, row in zip(held.clients, held.sizes, held.counts, strict=True):
         line = next(line for line in text.splitlines() if name in line)

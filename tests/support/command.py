@@ -39,3 +39,9 @@ def well(*words, cwd=None):
     done = fedseed(*words, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done
+
+
+def refused(code, text, *words, cwd=None):
+    """One that ends with this code, and says why in one line, in which the text is."""
+    done = fedseed(*words, cwd=cwd)
+    assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -55,7 +55,9 @@ class Noisy(Tracker):
 
 
 @pytest.mark.parametrize("kind", TRACKERS)
-def test_what_every_tracker_keeps_to(kind, tmp_path, elsewhere):
+def test_what_every_tracker_keeps_to(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")  # it stays on this machine
+    monkeypatch.setenv("WANDB_SILENT", "true")
     assert kind.about
     if kind.package is not None:
         pytest.importorskip(kind.package, reason=f"the extra {kind.model_fields['name'].default} is not installed")
@@ -157,22 +159,21 @@ def test_a_run_that_goes_on_is_the_same_one_with_every_round_once(known, told, t
         for line in LINES[earlier:upto]:
             tracker.metrics(line)
     (run,) = service.values()
-    assert [step for step, _ in run.told] == [0, 1, 2] and json.loads((tmp_path / FILE).read_text()) == {
-        "wandb:fedseed": {"id": run.id}
-    }
+    assert [step for step, _ in run.told] == [0, 1, 2]
+    assert json.loads((tmp_path / FILE).read_text()) == {"wandb:fedseed": {"id": run.id}}
     assert run.told[1][1] == {"seconds/local": 2.0, "seconds/rebuild": 0.5, "clients": 2, "bytes_up": 8.0}
 
 
-@pytest.mark.parametrize(("settings", "sent"), [({}, ["small"]), ({"upload": False}, [])])
-def test_files_are_sent_if_they_are_wanted_and_not_too_large(settings, sent, tmp_path, service, monkeypatch):
+@pytest.mark.parametrize(("upload", "sent"), [(True, ["small"]), (False, [])])
+def test_files_are_sent_if_they_are_wanted_and_not_too_large(upload, sent, tmp_path, service, monkeypatch):
     monkeypatch.setattr("fedseed.tracking.wandb.LARGEST", 100)
-    for name, size in (("small", 10), ("large", 200)):
-        (tmp_path / name).write_bytes(bytes(size))
-    tracker = WandB(**settings)
+    files = [tmp_path / "small", tmp_path / "large"]
+    for file, size in zip(files, (10, 200), strict=True):
+        file.write_bytes(bytes(size))
+    tracker = WandB(upload=upload)
     tracker.start(start(tmp_path))
-    tracker.artefacts([tmp_path / "small", tmp_path / "large"])
-    (run,) = service.values()
-    assert run.files == sent
+    tracker.artefacts(files)
+    assert next(iter(service.values())).files == sent
 
 
 @pytest.mark.parametrize("fails", ["start", "metrics", "artefacts", "finish", "close", "nowhere"])
@@ -187,13 +188,10 @@ def test_one_that_fails_is_named_once_and_left_out(fails):
     trackers.tell("artefacts", [])
     trackers.tell("finish", {})
     trackers.close()
-    bad, good = copies
-    assert [what for what, _ in good._told] == [
-        "start", "metrics", "metrics", "metrics", "artefacts", "finish", "close",
-    ]  # fmt: skip
-    heard = [what for what, _ in bad._told]
+    heard, good = ([what for what, _ in one._told] for one in copies)
+    assert good == ["start", "metrics", "metrics", "metrics", "artefacts", "finish", "close"]
     if fails == "nowhere":
-        assert said == [] and heard == [what for what, _ in good._told]
+        assert said == [] and heard == good
     else:
         assert said == [f'tracking.name = "noisy" is left out from here on: OSError: no {fails} today']
         assert heard.count(fails) == (2 if fails == "close" else 1) and heard[-1] == "close"

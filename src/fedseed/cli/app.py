@@ -12,21 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from fedseed.cli import looking, network, results
-from fedseed.cli.common import (
-    ReadingForDevice,
-    RecipeArgument,
-    Running,
-    Telling,
-    answer,
-    check_places,
-    grouped,
-    interruptible,
-    say,
-)
+from fedseed.cli.common import ReadingForDevice, RecipeArgument, Running, Telling, answer, grouped, interruptible, say
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.errors import PAPERS, FedseedError, RecipeError, plural, to_install
 from fedseed.experiments import sweeps
@@ -34,7 +23,6 @@ from fedseed.processes import COMMAND, alone, warm
 from fedseed.registry import COMMANDS
 from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.reports.progress import Shown
-from fedseed.runs.recipe import Recipe
 from fedseed.text import clean
 
 # Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it spins on and on, which
@@ -54,11 +42,7 @@ class InstalledCommands(TyperGroup):
         return [*super().list_commands(ctx), *sorted(entry_points(group=COMMANDS).names)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns a command; a package is imported only when one of its commands is asked for.
-
-        Raises:
-            RecipeError: the command is in the package fedseed-papers, which is not installed.
-        """
+        """Returns a command; a package is imported only when one of its commands is asked for."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
@@ -124,9 +108,19 @@ def run(
     shown = telling.screen()
     folder = out or Path("runs") / Path(recipe).stem
     _check_no_sweep(recipe)
-    checked = reading.read(recipe, *([] if rounds is None else [f"rounds={rounds}"]))
+    checked = reading.read(recipe, *([] if rounds is None else [f"rounds={rounds}"]), here=True)
+    if running.ray is not None and running.workers is None:
+        raise RecipeError("--ray: say by --workers how many processes the cluster is to have")
     with interruptible("--resume"):
-        summary = _run(checked, folder, running, shown, resume, extend=resume and rounds is not None)
+        if running.workers is not None:
+            alone("--workers")
+            if running.ray is None:
+                warm()
+        from fedseed.runs.assembly import build  # torch from here on
+
+        how = running.workers, running.threads
+        federation = build(checked, folder, Shown(shown), *how, resume=resume, ray=running.ray)
+        summary = federation.run(resume, extend=resume and rounds is not None).summary
     results_sheet("", [Compared(summary["method"], [summary])], brief=True).show(shown)
     for line in network.by_client(summary):
         say(line, shown)
@@ -138,8 +132,7 @@ def run(
 @grouped
 def tune_rate(recipe: RecipeArgument, *, reading: ReadingForDevice, telling: Telling) -> None:
     """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's passes."""
-    checked, shown = reading.read(recipe), telling.screen()
-    check_places(checked)
+    checked, shown = reading.read(recipe, here=True), telling.screen()
     from fedseed.runs.rates import find_rate
 
     found = find_rate(checked, say=lambda text: say(text, shown))
@@ -165,10 +158,7 @@ class Swept:
 
 @grouped
 def compare(
-    recipes: Annotated[
-        list[str],
-        typer.Argument(help="Recipes, each a line of the tables, or one sweep."),
-    ],
+    recipes: Annotated[list[str], typer.Argument(help="Recipes, each a line of the tables, or one sweep.")],
     out: Annotated[Path, typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there.")],
     *,
     swept: Swept,
@@ -202,23 +192,6 @@ def compare(
             raise FedseedError(f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why")
     if telling.as_json:
         answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
-
-
-def _run(
-    recipe: Recipe, folder: Path, running: Running, shown: Console, resume: bool, extend: bool = False
-) -> dict[str, Any]:
-    check_places(recipe)
-    if running.ray is not None and running.workers is None:
-        raise RecipeError("--ray: say by --workers how many processes the cluster is to have")
-    if running.workers is not None:
-        alone("--workers")
-    if running.workers is not None and running.ray is None:
-        warm()
-    from fedseed.runs.assembly import build  # torch from here on
-
-    how = running.workers, running.threads
-    federation = build(recipe, folder, Shown(shown), *how, resume=resume, ray=running.ray)
-    return federation.run(resume, extend).summary
 
 
 def _check_no_sweep(recipe: str) -> None:

@@ -25,7 +25,6 @@ from fedseed.runs.recipe import Recipe, read_recipe
 
 console = Screen()
 
-
 RecipeArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="The result as JSON on standard output; all else goes to standard error.")
@@ -76,9 +75,23 @@ class Reading:
         """Returns files and modules to load first."""
         return self.plugin or []
 
-    def read(self, recipe: str, *more: str) -> Recipe:
-        """Returns a recipe with all changes, and some more. Raises RecipeError."""
-        return read_recipe(recipe, [*self.changes, *more], self.plugins, self.trust_plugins)
+    def read(self, recipe: str, *more: str, here: bool = False) -> Recipe:
+        """Returns a recipe with all changes, and some more. Raises RecipeError.
+
+        Args:
+            recipe: a file, or the name of a packaged one.
+            more: further changes.
+            here: raise it also if the data or the base is not there: at once, before torch is imported.
+        """
+        checked = read_recipe(recipe, [*self.changes, *more], self.plugins, self.trust_plugins)
+        if here and not checked.of_parties:
+            checked.task.client_names()
+        base = checked.model.base
+        if here and base.startswith((".", "/", "~")) and not Path(base).expanduser().is_dir():
+            raise RecipeError(
+                f'model.base = "{base}": there is no such folder; give one, or a name (fedseed list models)'
+            )
+        return checked
 
 
 @dataclass(frozen=True)
@@ -148,9 +161,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         command: parameters that are data classes need no default: their fields have them.
     """
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {
-        name: p.annotation for name, p in signature.parameters.items() if is_dataclass(p.annotation)
-    }
+    groups: dict[str, Any] = {n: p.annotation for n, p in signature.parameters.items() if is_dataclass(p.annotation)}
     shown: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         own = inspect.signature(groups[name], eval_str=True).parameters.values() if name in groups else [parameter]
@@ -164,15 +175,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     called.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in shown}
     return called
-
-
-def check_places(recipe: "Recipe") -> None:
-    """Raises RecipeError if a recipe's data or base is not there: said at once, before torch is imported."""
-    if not recipe.of_parties:
-        recipe.task.client_names()
-    base = recipe.model.base
-    if base.startswith((".", "/", "~")) and not Path(base).expanduser().is_dir():
-        raise RecipeError(f'model.base = "{base}": there is no such folder; give one, or a name (fedseed list models)')
 
 
 @contextmanager

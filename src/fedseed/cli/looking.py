@@ -1,7 +1,6 @@
 """`fedseed new`, `explain`, `list`, `preview`, `partition`, `bench`: what one does and looks at before a run."""
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
@@ -20,7 +19,6 @@ from fedseed.cli.common import (
     RecipeArgument,
     Telling,
     answer,
-    check_places,
     console,
     grouped,
     say,
@@ -38,19 +36,13 @@ LISTED = Literal[
     "methods", "tasks", "metrics", "aggregation", "trackers", "models", "bases", "recipes", "sweeps",
     "keys",
 ]  # fmt: skip
-HEADINGS: Mapping[LISTED, tuple[str, ...]] = defaultdict(
-    lambda: ("name", "about", "origin"),
-    {"models": ("name", "about", "where"), "keys": ("key", "type", "default", "of")},
-)
+HEADINGS = {"models": ("name", "about", "where"), "keys": ("key", "type", "default", "of")}
 ENDINGS: Mapping[LISTED, str] = {
     "bases": "These are bases of random directions (method.basis). Models to tune: fedseed list models",
     "models": "Any folder or hub name with a model of transformers will do, too (model.base).",
     "recipes": "--all also shows those with the papers' published settings, which need the papers' models.",
     "keys": "fedseed explain KEY says what one means; docs/recipe.md has all.",
 }
-
-
-NEWLINE = "⏎"
 # two shades in turn, so that it is seen where a token ends
 LEARNT = ("bold black on green", "bold black on bright_green")
 OTHER = ("default", "dim")
@@ -116,35 +108,29 @@ def preview(
     reading: Reading,
 ) -> None:
     """Show examples as tokens, what counts for the loss, what is cut. Needs the data and the tokenizer, no weights."""
-    checked = reading.read(recipe)
-    check_places(checked)
+    checked = reading.read(recipe, here=True)
     from fedseed.runs.preview import preview as look  # torch from here on
 
     found, notes = look(checked, client, examples)
     for line in notes:
-        console.print(line, highlight=False, soft_wrap=True)
+        say(line)
     for shown in found:
         console.print(shown.title, style="bold", highlight=False, soft_wrap=True)
         if shown.pieces:
-            console.print(tokens_text(shown.pieces, console.is_terminal), soft_wrap=True)
+            console.print(_tokens_text(shown.pieces, console.is_terminal), soft_wrap=True)
         if shown.note:
-            console.print(shown.note, highlight=False, soft_wrap=True)
+            say(shown.note)
         console.print()
     if found:
         how = "green counts for the loss" if console.is_terminal else "[[...]] counts for the loss, | ends a token"
         console.print(f"{how}; ⏎ is a line's end", highlight=False)
 
 
-def tokens_text(pieces: Sequence[tuple[str, bool]], coloured: bool) -> Text:
-    """Returns tokens in a row, those that count for the loss marked; a line ends where one of them ends it.
-
-    Args:
-        pieces: the tokens' texts, and whether each counts.
-        coloured: by colours; else `|` stands between tokens, and `[[`, `]]` around those that count.
-    """
+def _tokens_text(pieces: Sequence[tuple[str, bool]], coloured: bool) -> Text:
+    """Returns tokens in a row, those that count marked: by colours, or by `[[`, `]]` around them and `|` between."""
     made, before = Text(), False
     for at, (text, learnt) in enumerate(pieces):
-        seen, end = text.replace("\n", NEWLINE), "\n" if text.endswith("\n") else ""
+        seen, end = text.replace("\n", "⏎"), "\n" if text.endswith("\n") else ""
         if coloured:
             made.append(seen, (LEARNT if learnt else OTHER)[at % 2])
         else:
@@ -168,16 +154,13 @@ def bench(
     reading: ReadingForDevice,
 ) -> None:
     """Say what a recipe will cost on this machine: seconds by phase, bytes and memory, from one round of it."""
-    shown, checked = Telling(as_json).screen(), reading.read(recipe)
-    if not memory_only:
-        check_places(checked)
+    shown, checked = Telling(as_json).screen(), reading.read(recipe, here=not memory_only)
     from fedseed.experiments.bench import cost_table, fits, measure, memory_table, reckon  # torch from here on
     from fedseed.models.loading import has_weights
 
     memory = reckon(checked, tokens)
     enough, said = fits(memory, checked.model.device)
-    for part in (*memory_table(memory), said):
-        shown.print(part, highlight=False)
+    shown.print(*memory_table(memory), said, sep="\n", highlight=False)
     untimed, cost = None, None
     if memory_only:
         untimed = "--memory"
@@ -190,8 +173,7 @@ def bench(
     else:
         with shown.status("running one round, shortened"):
             cost = measure(checked)
-        for part in cost_table(cost):
-            shown.print(part, highlight=False)
+        shown.print(*cost_table(cost), sep="\n", highlight=False)
     if as_json:
         reckoned = {**asdict(memory), "total": memory.total, "fits": enough}
         timed = None if cost is None else {**asdict(cost), "total_seconds": cost.total}
@@ -213,10 +195,7 @@ def partition(
     data = task.load()
     held = partition_statistics(data)
     shown = Telling(as_json).screen()
-    for part in partition_table(held):
-        shown.print(part, highlight=False)
-    for text in data.notes:
-        shown.print(text, highlight=False)
+    shown.print(*partition_table(held), *data.notes, sep="\n", highlight=False)
     if out is not None:
         from fedseed.reports.plots import draw_partition  # Matplotlib takes a second to import
 
@@ -240,11 +219,12 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List what there is, and where it comes from."""
-    rows, broken = listing(what)
+    rows, broken = _listing(what)
     if what == "recipes" and not every:
         rows = [row for row in rows if not row[0].startswith("published-")]
     if as_json:
-        answer([dict(zip(HEADINGS[what], row, strict=False)) for row in rows])
+        head = HEADINGS.get(what, ("name", "about", "origin"))
+        answer([dict(zip(head, row, strict=False)) for row in rows])
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for row in rows:
@@ -256,8 +236,8 @@ def list_(
         console.print(Text(f"\n{ENDINGS[what]}"), soft_wrap=True)
 
 
-def listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Returns rows of texts (`HEADINGS` says of what), and a line for each entry point that is broken."""
+def _listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Returns rows of texts, and a line for each entry point that is broken."""
     if what == "bases":
         return list(BASES.items()), []
     if what == "models":

@@ -255,9 +255,7 @@ def keys(
         name, recipe, own_data = run_name(checked, run, named), run, checked.of_parties
         clients = client or checked.federation.clients
     if not clients:
-        raise RecipeError(
-            "keys: say for whom with --client NAME (repeatable), or name a recipe with federation.clients"
-        )
+        raise RecipeError("keys: say for whom with --client NAME (repeatable) or name a recipe with federation.clients")
     hosts = host or ["localhost", "127.0.0.1"]
     for line in make(check_run(name), out, clients, hosts, port, days, recipe, own_data):
         say(line)
@@ -418,9 +416,7 @@ def follow(look: Callable[[], dict[str, Any]], console: Console, every: float, a
     """
     told = ""
     live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
-    if live is not None:
-        live.start()
-    try:
+    with live or nullcontext():
         while True:
             about = look()
             text = json.dumps(about) if as_json else "\n".join(describe(about))
@@ -432,6 +428,3 @@ def follow(look: Callable[[], dict[str, Any]], console: Console, every: float, a
             if about.get("ended"):
                 return
             time.sleep(every)
-    finally:
-        if live is not None:
-            live.stop()

@@ -38,21 +38,13 @@ Shown = list[Table | str]  # what a terminal shows, from top to bottom
 
 @dataclass(frozen=True)
 class Reckoned:
-    """A recipe's memory, by purpose.
+    """A recipe's memory, by purpose."""
 
-    Args:
-        parameters: how many the model has.
-        trained: how many of them train.
-        dtype: the weights' dtype.
-        parts: (name, bytes); what takes nothing is left out.
-        libraries: what Python takes with them.
-    """
-
-    parameters: int
-    trained: int
-    dtype: str
-    parts: Sequence[tuple[str, int]]
-    libraries: int = field(default=0, compare=False)
+    parameters: int  # how many the model has
+    trained: int  # how many of them train
+    dtype: str  # the weights' dtype
+    parts: Sequence[tuple[str, int]]  # (name, bytes); what takes nothing is left out
+    libraries: int = field(default=0, compare=False)  # what Python takes with them
 
     @property
     def total(self) -> int:
@@ -75,12 +67,13 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
     tensors = list(model.parameters())
     training: LocalTraining | None = getattr(method, "training", None)
     tuned = [p for p in tensors if p.requires_grad]
-    count, trained = sum(p.numel() for p in tuned), sum(map(_bytes, tuned))
-    parts = [("weights", sum(map(_bytes, (*tensors, *model.buffers()))))]
+    count, trained = sum(p.numel() for p in tuned), sum(p.nbytes for p in tuned)
+    largest = max(p.nbytes for p in tuned)
+    parts = [("weights", sum(t.nbytes for t in (*tensors, *model.buffers())))]
     if method.from_base:
         parts.append(("copy of the base", trained))
     if getattr(method, "streaming", False):
-        parts += [("start copy of the weights", trained), ("the largest gradient", max(map(_bytes, tuned)))]
+        parts += [("start copy of the weights", trained), ("the largest gradient", largest)]
     elif method.needs_gradients:
         parts.append(("gradients", trained))
         if training is not None:
@@ -90,7 +83,7 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
     elif not method.from_base and not method.stepwise:
         parts.append(("start copy of the weights", trained))
     if not method.needs_gradients:
-        parts.append(("the largest tensor, perturbed", max(map(_bytes, tuned))))
+        parts.append(("the largest tensor, perturbed", largest))
     averages = AVERAGES.get(getattr(method, "optimizer", getattr(method, "server", "")), 0)
     parts.append(("averages of the steps", 4 * count * averages))
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
@@ -124,39 +117,21 @@ def _outline(recipe: Recipe) -> Any:
     return model
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 @dataclass(frozen=True)
 class Measured:
-    """What was measured in one round.
+    """What was measured in one round."""
 
-    Args:
-        parameters: d.
-        dtype: the weights' dtype.
-        threads: how many threads torch uses.
-        round: phases of a round with all its clients, and their seconds, for the recipe's number of local steps.
-        clients: clients in a round.
-        rounds: rounds of the recipe.
-        evaluations: how often the recipe evaluates.
-        evaluation: seconds of one evaluation.
-        bytes_up: payload bytes of an update.
-        bytes_down: payload bytes of a plan and a step.
-        peak_memory: bytes of this process, or on its GPUs, with the answers of all clients of a round.
-    """
-
-    parameters: int
-    dtype: str
-    threads: int
-    round: dict[str, float]
-    clients: int
-    rounds: int
-    evaluations: int
-    evaluation: float
-    bytes_up: int
-    bytes_down: int
-    peak_memory: int
+    parameters: int  # d
+    dtype: str  # the weights' dtype
+    threads: int  # how many threads torch uses
+    round: dict[str, float]  # seconds by phase, of all clients of a round, for the recipe's number of local steps
+    clients: int  # clients in a round
+    rounds: int  # rounds of the recipe
+    evaluations: int  # how often the recipe evaluates
+    evaluation: float  # seconds of one evaluation
+    bytes_up: int  # payload bytes of an update
+    bytes_down: int  # payload bytes of a plan and a step
+    peak_memory: int  # bytes of this process, or on its GPUs, with the answers of all clients of a round
 
     @property
     def total(self) -> float:
@@ -191,14 +166,13 @@ def measure(recipe: Recipe) -> Measured:
     worker.private = False  # a private run's clients hide their seconds; whoever has their data may see them
     space = worker.space
     together = worker.method.shares_losses
-    phases: dict[str, float] = {}
     up, down, waiting = 0, 0, 0
     for number in (1, 2):
         opened = coordinator.open(number)
         picked = opened if together else opened[:1]  # the others cost the same
         plans = [coordinator.plan(c) for c in picked]
         answers = worker.train_all(plans, picked, [federation.items[c] for c in picked])
-        phases = {}
+        phases: dict[str, float] = {}
         for answer in answers:
             for phase, seconds in answer.cost.seconds.items():
                 phases[phase] = phases.get(phase, 0.0) + seconds * coordinator.per_round / len(picked)
@@ -263,13 +237,11 @@ def memory_table(found: Reckoned) -> Shown:
 
 def cost_table(cost: Measured) -> Shown:
     """Returns a title, a table and a text that say what a run will cost."""
-    title = (
-        f"a round with {cost.clients} clients, {cost.parameters:,} parameters in {cost.dtype}, {cost.threads} threads"
-    )
+    model = f"{cost.parameters:,} parameters in {cost.dtype}"
     per_round = sum(cost.round.values())
     rows = [(phase, f"{human_seconds(s)}  {s / per_round:5.1%}") for phase, s in cost.round.items()]
     return [
-        title,
+        f"a round with {cost.clients} clients, {model}, {cost.threads} threads",
         plain_table(("", ""), [*rows, ("together", f"{human_seconds(per_round)} 100.0%")]),
         f"{cost.rounds:,} rounds and {cost.evaluations:,} evaluations of {human_seconds(cost.evaluation)}: about "
         f"{human_seconds(cost.total)}. A client sends {human_bytes(cost.bytes_up)} a round and receives "

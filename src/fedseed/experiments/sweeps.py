@@ -31,7 +31,7 @@ from itertools import product
 from math import inf, isfinite
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -51,7 +51,7 @@ from fedseed.runs.keys import explain
 from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe, read_toml
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
-Say = Callable[[str], None]
+Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]  # values to choose from, by key
 BESIDE = "validation_loss"  # a metric that runs with early stopping have besides those of their results
 STOPPED = "the sweep was stopped"
 
@@ -75,21 +75,21 @@ class SweepRun(_Table):
     label: str
     recipe: str
     set: list[str] = []
-    grid: dict[str, list[Any]] = {}
-    each: dict[str, list[Any]] = {}
+    grid: Grid = {}
+    each: Grid = {}
 
     def points(self) -> list[Point]:
         """Returns all combinations of the grid's values; without a grid, a single empty one."""
         return _combinations(self.grid)
 
-    def lines(self, each: Mapping[str, list[Any]] | None = None) -> list["SweepRun"]:
+    def lines(self, each: Mapping[str, list[Any]] = {}) -> list["SweepRun"]:
         """Returns a run for each combination of `each`'s values, with these values set; without `each`, the run itself.
 
         Args:
             each: further keys and their values.
         """
         made = []
-        for point in _combinations({**self.each, **(each or {})}):
+        for point in _combinations({**self.each, **each}):
             label = _joined(self.label, *map(_short, point))
             made.append(self.model_copy(update={"label": label, "set": [*self.set, *point], "each": {}}))
         return made
@@ -109,7 +109,7 @@ class Scenario(_Table):
     name: str
     set: list[str] = []
     also: dict[str, list[str]] = {}
-    grids: dict[str, dict[str, list[Any]]] = {}
+    grids: dict[str, Grid] = {}
     runs: list[str] | None = None
 
 
@@ -140,8 +140,6 @@ class Sweep(_Table):
     @field_validator("runs")
     @classmethod
     def _a_line_each(cls, runs: list[SweepRun]) -> list[SweepRun]:
-        if any(not values for run in runs for values in run.each.values()):
-            raise ValueError("a key of each has no values")
         return [line for run in runs for line in run.lines()]
 
     @model_validator(mode="after")
@@ -157,10 +155,8 @@ class Sweep(_Table):
         for scenario in self.scenarios:
             if unknown := {*scenario.also, *scenario.grids, *(scenario.runs or ())} - labels:
                 raise ValueError(f"scenario {scenario.name!r} has settings for {sorted(unknown)}: there is no such run")
-        lines = self.lines()
-        if any(not values for _, run in lines for values in run.grid.values()):
-            raise ValueError("a grid's key has no values")
         if self.choose_in is not None:
+            lines = self.lines()
             there = {run.label for scenario, run in lines if scenario.name == self.choose_in}
             if missing := sorted({run.label for _, run in lines} - there):
                 raise ValueError(f"choose_in = {self.choose_in!r} has no run {missing[0]!r} to choose for")
@@ -178,25 +174,15 @@ class Sweep(_Table):
 
 @dataclass(frozen=True)
 class SweepLine:
-    """A finished line of the tables.
+    """A finished line of the tables."""
 
-    Args:
-        scenario: the block's name.
-        label: the line's label.
-        point: the chosen settings.
-        tried: validation metric of each point, if there were several.
-        edge: a grid's key whose chosen value is the first or last of its values: the best one may lie beyond.
-        folders: the folders of the finished runs, by seed.
-        failed: why runs have no result, by seed.
-    """
-
-    scenario: str
-    label: str
-    point: Point
-    tried: Mapping[Point, float]
-    edge: str | None
-    folders: Mapping[int, Path]
-    failed: Mapping[int, str]
+    scenario: str  # the block's name
+    label: str  # the line's label
+    point: Point  # the chosen settings
+    tried: Mapping[Point, float]  # validation metric of each point, if there were several
+    edge: str | None  # a grid's key whose chosen value is the first or last of its values: the best one may lie beyond
+    folders: Mapping[int, Path]  # the folders of the finished runs, by seed
+    failed: Mapping[int, str]  # why runs have no result, by seed
 
     def compared(self) -> Compared:
         """Returns the line with the summaries of its runs."""
@@ -239,9 +225,7 @@ def read_sweep(path: Path) -> Sweep:
     """Returns a sweep from its file. Raises RecipeError, which names the key, if the file is wrong."""
     sweep = _checked(read_toml(path), str(path))
     beside = [
-        run.model_copy(update={"recipe": str(path.parent / run.recipe)})
-        if run.recipe.endswith(".toml") and not Path(run.recipe).is_absolute()
-        else run
+        run.model_copy(update={"recipe": str(path.parent / run.recipe)}) if run.recipe.endswith(".toml") else run
         for run in sweep.runs
     ]
     return sweep.model_copy(update={"runs": beside})
@@ -283,7 +267,7 @@ def parse_seeds(text: str) -> list[int]:
 
 def made_sweep(
     file: Path | None, recipes: Sequence[str], changes: Sequence[str] = (), seeds: list[int] | None = None,
-    grid: Mapping[str, list[Any]] | None = None, each: Mapping[str, list[Any]] | None = None,
+    grid: Mapping[str, list[Any]] = {}, each: Mapping[str, list[Any]] = {},
 ) -> Sweep:  # fmt: skip
     """Returns the sweep of a file, or of recipes, with what a command line adds after it.
 
@@ -298,7 +282,6 @@ def made_sweep(
     Raises:
         RecipeError: the file is wrong, or two recipes have the same name.
     """
-    grid, each = grid or {}, each or {}
     if file is None:
         sweep = _checked({"run": [{"label": Path(recipe).stem, "recipe": recipe} for recipe in recipes]}, "compare")
     else:
@@ -317,42 +300,25 @@ def made_sweep(
 
 @dataclass(frozen=True)
 class How:
-    """How a sweep's runs are run.
+    """How a sweep's runs are run."""
 
-    Args:
-        jobs: runs at a time; the machine's cores are shared out among them.
-        plugins: files and modules to load first, here and in the runs' processes.
-        trust_plugins: load what recipes name as plug-ins, too.
-        workers: local processes that each run deals its clients to; None: a run is one process.
-        threads: how many threads each process has.
-        ray: the address of a Ray cluster whose machines have the runs; None: this machine has them.
-    """
-
-    jobs: int = 1
-    plugins: Sequence[str] = ()
-    trust_plugins: bool = False
-    workers: int | None = None
-    threads: int | None = None
-    ray: str | None = None
+    jobs: int = 1  # runs at a time; the machine's cores are shared out among them
+    plugins: Sequence[str] = ()  # files and modules to load first, here and in the runs' processes
+    trust_plugins: bool = False  # load what recipes name as plug-ins, too
+    workers: int | None = None  # local processes that each run deals its clients to; None: a run is one process
+    threads: int | None = None  # how many threads each process has
+    ray: str | None = None  # the address of a Ray cluster whose machines have the runs; None: this machine has them
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run.
+    """One run."""
 
-    Args:
-        name: what progress calls it.
-        folder: where its files go.
-        recipe: the file or the name of a packaged one.
-        settings: what is set in it, "key=value" each.
-        how: how it is run.
-    """
-
-    name: str
-    folder: Path
-    recipe: str
-    settings: tuple[str, ...]
-    how: How = How()
+    name: str  # what progress calls it
+    folder: Path  # where its files go
+    recipe: str  # the file or the name of a packaged one
+    settings: tuple[str, ...]  # what is set in it, "key=value" each
+    how: How = How()  # how it is run
 
     def read(self) -> Recipe:
         """Returns the recipe as it will be run. Raises RecipeError."""
@@ -455,7 +421,7 @@ class Sweeping:
         RecipeError: a recipe or setting is wrong; nothing has been run then.
     """
 
-    def __init__(self, sweep: Sweep, out: Path, say: Say = print, how: How = How()) -> None:
+    def __init__(self, sweep: Sweep, out: Path, say: Callable[[str], None], how: How = How()) -> None:
         self.sweep = sweep
         self.how = replace(how, plugins=tuple(map(resolve, how.plugins)))  # the runs have processes of their own
         self.out = out
@@ -490,9 +456,7 @@ class Sweeping:
                     seen.add(about)
                     task.load()
         with ThreadPoolExecutor(self.how.jobs) as pool:
-            chosen = {
-                (scenario.name, run.label): pool.submit(self._choose, scenario, run) for scenario, run in choosing
-            }
+            chosen = {(block.name, run.label): pool.submit(self._choose, block, run) for block, run in choosing}
             # a line waits for its point to be chosen: all choosing is ahead of it in the pool
             made = [
                 pool.submit(self._line, scenario, run, chosen[self.sweep.choose_in or scenario.name, run.label])
@@ -547,9 +511,8 @@ class Sweeping:
         points = run.points()
         if len(points) == 1:
             return points[0], {}
-        tried = {}
-        for point in points:
-            tried[point] = self._metric(self._run(self._job(scenario, run, point, self.sweep.seeds[0], choosing=True)))
+        jobs = {point: self._job(scenario, run, point, self.sweep.seeds[0], choosing=True) for point in points}
+        tried = {point: self._metric(self._run(job)) for point, job in jobs.items()}
         sign = 1 if lower_is_better(self.sweep.metric) else -1
         return min(points, key=lambda p: sign * tried[p] if isfinite(tried[p]) else inf), tried
 
@@ -655,7 +618,7 @@ def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[s
     from fedseed.reports.pages import comparison_page  # Jinja and Matplotlib take a while to import
     from fedseed.reports.plots import draw
 
-    tables, views, panels, content = sheets(sweep, lines), {}, [], []
+    tables, views, panels = sheets(sweep, lines), {}, []
     said = comparison_lines([line.compared() for line in lines]) if len(sweep.scenarios) == 1 else []
     for scenario in sweep.scenarios:
         runs = views[scenario.name] = {
@@ -664,20 +627,18 @@ def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[s
             if line.scenario == scenario.name and line.folders
         }
         panels += curves({label: [view.lines for view in seeds] for label, seeds in runs.items()}, scenario.name)
-    for line in lines:
-        content.append({
-            "scenario": line.scenario,
-            "label": line.label,
-            "chosen": list(line.point),
-            "tried": [{"settings": list(p), "value": v} for p, v in line.tried.items()],
-            "failed": {str(seed): text for seed, text in line.failed.items()},
-            "summaries": {str(seed): read_summary(folder) for seed, folder in line.folders.items()},
-        })  # fmt: skip
+    content = [
+        {
+            "scenario": line.scenario, "label": line.label, "chosen": line.point,
+            "tried": [{"settings": p, "value": v} for p, v in line.tried.items()],
+            "failed": line.failed, "summaries": {seed: read_summary(folder) for seed, folder in line.folders.items()},
+        }
+        for line in lines
+    ]  # fmt: skip
     end = ["".join(f"{text}\n" for text in said)] if said else []
     write_whole(out / "compare.txt", "\n".join([*(sheet.text() for sheet in tables), *end]).encode())
     write_whole(out / "compare.md", "\n".join([*(sheet.markdown() for sheet in tables), *end]).encode())
     write_whole(out / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
     draw(panels, out / "compare.png", across=4)
-    page = comparison_page(sweep.title or "Comparison", views, tables, said)
-    write_whole(out / "compare.html", page.encode())
+    write_whole(out / "compare.html", comparison_page(sweep.title or "Comparison", views, tables, said).encode())
     return said

@@ -33,24 +33,13 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class RefusedError(Exception):
-    """Says why a request is not answered.
+    """Says why a request is not answered: HTTP's status, what is wrong, the key that is, what OpenAI calls it."""
 
-    Args:
-        status: HTTP's.
-        message: what is wrong.
-        param: the key that is.
-        code: what OpenAI calls it.
-    """
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-
-    def response(self) -> Response:
-        """Returns it as OpenAI's interface says it."""
-        kind = "invalid_request_error" if self.status < 429 else "server_error"
-        about = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return JSONResponse({"error": about}, self.status)
+def _refusal(status: int, message: str, param: str | None = None, code: str | None = None) -> Response:
+    """Returns a refusal as OpenAI's interface says it."""
+    kind = "invalid_request_error" if status < 429 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status)
 
 
 class Asked(BaseModel):
@@ -183,11 +172,11 @@ class Service:
     def app(self) -> Starlette:
         """Returns what answers requests."""
         handlers: dict[Any, Any] = {
-            RefusedError: lambda _, error: error.response(),
-            HTTPException: lambda _, error: RefusedError(error.status_code, error.detail).response(),
-            OrbitError: lambda _, error: RefusedError(500, str(error)).response(),
-            FedseedError: lambda _, error: RefusedError(400, str(error)).response(),
-            Exception: lambda _, error: RefusedError(500, f"{type(error).__name__}: {error}").response(),
+            RefusedError: lambda _, error: _refusal(*error.args),
+            HTTPException: lambda _, error: _refusal(error.status_code, error.detail),
+            OrbitError: lambda _, error: _refusal(500, str(error)),
+            FedseedError: lambda _, error: _refusal(400, str(error)),
+            Exception: lambda _, error: _refusal(500, f"{type(error).__name__}: {error}"),
         }
         routes = [
             Route("/v1/models", self.models),

@@ -32,18 +32,12 @@ from fedseed.transport.base import check_run
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
-    """A row of a Trainer's data set.
+class _Row:
+    """A row of a Trainer's data set."""
 
-    Args:
-        number: where it stands.
-        features: what the collator takes.
-        terms: how many of its labels carry loss; 1 where it has no row of labels.
-    """
-
-    number: int
-    features: Any
-    terms: int
+    number: int  # where it stands
+    features: Any  # what the collator takes
+    terms: int  # how many of its labels carry loss; 1 where it has no row of labels
 
 
 class TrainerLoss(Objective):
@@ -73,8 +67,8 @@ class TrainerLoss(Objective):
         self._whole = self._causal and plain and own is Trainer.compute_loss
         self._made = 0
 
-    def items(self, example: Any) -> list[Row]:
-        row = Row(self._made, example, 1)
+    def items(self, example: Any) -> list[_Row]:
+        row = _Row(self._made, example, 1)
         self._made += 1
         labels = self._batch([row], torch.device("cpu")).get("labels")
         if labels is None or labels.ndim < 2 or labels.is_floating_point():
@@ -82,10 +76,10 @@ class TrainerLoss(Objective):
         terms = int((labels[:, 1:] if self._causal else labels).ne(IGNORE).sum())
         return [replace(row, terms=terms)] if terms else []
 
-    def weight(self, item: Row) -> int:
+    def weight(self, item: _Row) -> int:
         return item.terms
 
-    def losses(self, model: torch.nn.Module, items: Sequence[Row]) -> torch.Tensor:
+    def losses(self, model: torch.nn.Module, items: Sequence[_Row]) -> torch.Tensor:
         device = next(model.parameters()).device
         batch = self._batch(items, device) if self._whole else {}
         labels = batch.pop("labels", None)
@@ -95,7 +89,7 @@ class TrainerLoss(Objective):
         alone = ((self.trainer.compute_loss(model, self._batch([item], device)), item) for item in items)
         return torch.stack([loss.float().reshape(()) * item.terms for loss, item in alone])
 
-    def _batch(self, items: Sequence[Row], device: torch.device) -> dict[str, Any]:
+    def _batch(self, items: Sequence[_Row], device: torch.device) -> dict[str, Any]:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(hash(tuple(item.number for item in items)) & (1 << 62) - 1)
             made = self._collate([copy.copy(item.features) for item in items])

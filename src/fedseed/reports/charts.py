@@ -10,61 +10,38 @@ from typing import Literal
 from fedseed.metrics import metric_title, shown_metrics
 from fedseed.reports.results import RoundLine
 
-Unit = Literal["", "bytes", "s"]
 Seeds = Sequence[Sequence[RoundLine]]  # the lines of metrics of one run with each seed
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a chart.
+    """A line of a chart."""
 
-    Args:
-        name: what it is.
-        points: (x, y); those that are not finite are left out.
-        band: (x, low, high) around it, such as a deviation.
-        number: the number of its look, the same in all charts of a page.
-    """
-
-    name: str
-    points: Sequence[tuple[float, float]]
-    band: Sequence[tuple[float, float, float]] = ()
-    number: int = 0
+    name: str  # what it is
+    points: Sequence[tuple[float, float]]  # (x, y); those that are not finite are left out
+    band: Sequence[tuple[float, float, float]] = ()  # (x, low, high) around it, such as a deviation
+    number: int = 0  # the number of its look, the same in all charts of a page
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a chart.
+    """One axis of a chart."""
 
-    Args:
-        label: what it shows.
-        log: logarithmic; values of zero and less are left out.
-        unit: how its numbers are written.
-        whole: whole numbers only, such as rounds.
-    """
-
-    label: str
-    log: bool = False
-    unit: Unit = ""
-    whole: bool = False
+    label: str  # what it shows
+    log: bool = False  # logarithmic; values of zero and less are left out
+    unit: Literal["", "B", "s"] = ""  # how its numbers are written
+    whole: bool = False  # whole numbers only, such as rounds
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart.
+    """A chart."""
 
-    Args:
-        title: above it.
-        series: its lines.
-        x: the horizontal axis.
-        y: the vertical axis.
-        start: a horizontal line where everything began.
-    """
-
-    title: str
-    series: Sequence[Series]
-    x: Axis
-    y: Axis
-    start: float | None = None
+    title: str  # above it
+    series: Sequence[Series]  # its lines
+    x: Axis  # the horizontal axis
+    y: Axis  # the vertical axis
+    start: float | None = None  # a horizontal line where everything began
 
 
 ROUND = Axis("round", whole=True)
@@ -72,7 +49,7 @@ ROUND = Axis("round", whole=True)
 COSTS: tuple[tuple[str, Axis, Callable[[RoundLine], float]], ...] = (
     (
         "payload bytes",
-        Axis("payload bytes of a client that takes part", log=True, unit="bytes"),
+        Axis("payload bytes of a client that takes part", log=True, unit="B"),
         lambda line: (line.bytes_up + line.bytes_down) * line.rounds,
     ),
     ("passes", Axis("forward passes (a backward pass is two), all clients", log=True), RoundLine.passes),

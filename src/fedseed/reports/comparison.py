@@ -18,19 +18,12 @@ Summary = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Compared:
-    """A line of a comparison: one recipe with its settings, run with one seed or several.
+    """A line of a comparison: one recipe with its settings, run with one seed or several."""
 
-    Args:
-        label: what the tables call it.
-        summaries: of the finished runs.
-        mark: said after the label in the table of results, such as what was chosen.
-        failed: how many of its runs failed.
-    """
-
-    label: str
-    summaries: Sequence[Summary]
-    mark: str = ""
-    failed: int = 0
+    label: str  # what the tables call it
+    summaries: Sequence[Summary]  # of the finished runs
+    mark: str = ""  # said after the label in the table of results, such as what was chosen
+    failed: int = 0  # how many of its runs failed
 
 
 def results_sheet(title: str, lines: Sequence[Compared], seeds: int = 1, brief: bool = False) -> Sheet:

@@ -14,19 +14,16 @@ from typing import Any
 
 import fedseed
 
-PACKAGES = ("fedseed", "torch", "transformers", "peft", "tokenizers", "numpy", "numba", "triton")
+PACKAGES = ("torch", "transformers", "peft", "tokenizers", "numpy", "numba", "triton")
 
 
 @cache
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that decide a run's bits, as far as they are installed."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "fedseed": fedseed.__version__}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            if name == "fedseed":  # run from its sources
-                found[name] = fedseed.__version__
     return found
 
 

@@ -131,23 +131,20 @@ def _run_charts(view: RunView) -> list[Drawn]:
     """Returns the curves of a run."""
     panels, local = [], view.curve("train_loss")
     for name in shown_metrics(view.measured):
-        lines = [Series(metric_title(name), view.curve(name))]
+        series = [Series(metric_title(name), view.curve(name))]
         if name == "loss" and local:
-            lines.append(Series("clients' local loss", local, number=1))
-        panels.append(Panel(metric_title(name), lines, ROUND, Axis(""), view.before_and_after(name)[0]))
+            series.append(Series("clients' local loss", local, number=1))
+        panels.append(Panel(metric_title(name), series, ROUND, Axis(""), view.before_and_after(name)[0]))
     if "loss" not in view.measured:
         panels.append(Panel("clients' local loss", [Series("local loss", local)], ROUND, Axis("")))
     if view.payload() is not None:
-        both = [Series("up", view.bytes_curve("up")), Series("down", view.bytes_curve("down"), number=1)]
-        panels.append(Panel("payload of a client that takes part, summed up", both, ROUND, Axis("", unit="bytes")))
+        both = [Series("up", view.bytes_curve("bytes_up")), Series("down", view.bytes_curve("bytes_down"), number=1)]
+        panels.append(Panel("payload of a client that takes part, summed up", both, ROUND, Axis("", unit="B")))
     spent = []
     for number, phase in enumerate(view.seconds()):
-        per_round = [
-            (line.round, line.seconds[phase] / (1 if phase == "evaluation" else line.rounds))
-            for line in view.lines
-            if phase in line.seconds
-        ]
-        spent.append(Series(PHASE_NAMES.get(phase, phase), per_round, number=number))
+        lines = [line for line in view.lines if phase in line.seconds]
+        each = [(line.round, line.seconds[phase] / (1 if phase == "evaluation" else line.rounds)) for line in lines]
+        spent.append(Series(PHASE_NAMES.get(phase, phase), each, number=number))
     panels.append(Panel("seconds a round, by phase", spent, ROUND, Axis("", unit="s")))
     return drawn(panels)
 

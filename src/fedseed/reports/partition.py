@@ -18,17 +18,11 @@ SHOWN_CLIENTS = 24  # of more only the summary is shown
 
 @dataclass(frozen=True)
 class PartitionStatistics:
-    """How many examples of each label each client has.
+    """How many examples of each label each client has."""
 
-    Args:
-        clients: their names.
-        labels: in ascending order; one empty label if the data has none.
-        counts: shape (clients, labels).
-    """
-
-    clients: tuple[str, ...]
-    labels: tuple[str, ...]
-    counts: NDArray[np.int64]
+    clients: tuple[str, ...]  # their names
+    labels: tuple[str, ...]  # in ascending order; one empty label if the data has none
+    counts: NDArray[np.int64]  # shape (clients, labels)
 
     @property
     def sizes(self) -> NDArray[np.int64]:

@@ -33,7 +33,6 @@ MOST_POINTS = 600  # points of a line; more can't be told apart
 MARKED = 60  # a line with at most so many points shows them
 SHORT = 28  # characters of a name
 ROWS = 4  # with more of them a picture is made of fewer pixels: thirty panels are 200 kB
-UNITS = {"": "", "bytes": "B", "s": "s"}
 SHADES = 256  # colours of a picture; with all that there could be it would be three times as large
 # fonts for the letters that Matplotlib's own lacks, as far as this machine has them: people read Asian scripts in these
 FONTS = ("Noto Sans CJK", "Source Han Sans", "WenQuanYi", "Droid Sans Fallback", "Microsoft YaHei", "PingFang",
@@ -55,7 +54,7 @@ matplotlib.rcParams.update(
 )  # fmt: skip
 
 
-def line_style(number: int) -> dict[str, Any]:
+def _line_style(number: int) -> dict[str, Any]:
     """Returns how the line of this number looks: 48 lines look different, most neighbours also without colours."""
     dashes = number // len(COLOURS) % len(DASHES)
     return {
@@ -93,7 +92,7 @@ def figure_of(panels: Sequence[Panel], across: int = 3) -> Figure:
     grid = list(figure.subplots(rows, across, squeeze=False).flat)
     together = len(names) > 1 and all([line.name for line in panel.series] == names for panel in panels)
     for axes, panel in zip(grid, panels, strict=False):
-        plot(axes, panel)
+        _plot(axes, panel)
         axes.set_title(panel.title, loc="left")
         if not together and len(panel.series) > 1:
             axes.legend()
@@ -104,17 +103,12 @@ def figure_of(panels: Sequence[Panel], across: int = 3) -> Figure:
     return figure
 
 
-def plot(axes: Axes, panel: Panel) -> None:
-    """Draws a chart's lines, bands and axes.
-
-    Args:
-        axes: where to draw them.
-        panel: the chart.
-    """
+def _plot(axes: Axes, panel: Panel) -> None:
+    """Draws a chart's lines, bands and axes."""
     there = False
     for series in panel.series:
         points = _kept(series.points, panel)
-        style = {**line_style(series.number), **({} if len(points) <= MARKED else {"marker": None})}
+        style = {**_line_style(series.number), **({} if len(points) <= MARKED else {"marker": None})}
         axes.plot([x for x, _ in points], [y for _, y in points], label=series.name, clip_on=False, **style)
         there = there or bool(points)
         band = [(x, low, high) for x, low, high in series.band if _kept([(x, low), (x, high)], panel)[1:]]
@@ -137,7 +131,7 @@ def plot(axes: Axes, panel: Panel) -> None:
         elif about.whole:
             axis.set_major_locator(MaxNLocator(6, integer=True))
         if about.unit or about.log:
-            axis.set_major_formatter(EngFormatter(UNITS[about.unit], sep=" " if about.unit else ""))
+            axis.set_major_formatter(EngFormatter(about.unit, sep=" " if about.unit else ""))
 
 
 def _kept(points: Sequence[tuple[float, float]], panel: Panel) -> list[tuple[float, float]]:
@@ -172,7 +166,7 @@ def chart(panel: Panel) -> Markup | None:
         return None
     figure = Figure(figsize=(4.6, 2.5), layout="constrained")
     axes = figure.subplots()
-    plot(axes, panel)
+    _plot(axes, panel)
     axes.set_ylabel("")
     with StringIO() as drawn:
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -190,7 +184,7 @@ def chart(panel: Panel) -> Markup | None:
 
 def swatch(number: int) -> Markup:
     """Returns a short line with the look of a number, for a legend."""
-    style = line_style(number)
+    style = _line_style(number)
     dashes = {"-": "", "--": "6 3", ":": "2 2", "-.": "7 2 2 2"}[style["linestyle"]]
     drawn = f'<path d="M1 6H27" style="stroke: var(--c{number % len(COLOURS)}); stroke-dasharray: {dashes or 0}"/>'
     return Markup(f'<svg class="swatch" viewBox="0 0 28 12" aria-hidden="true">{drawn}</svg>')

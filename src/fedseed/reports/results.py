@@ -16,51 +16,28 @@ PHASES = ("local", "projection", "aggregation", "rebuild")  # of a round, from a
 
 @dataclass
 class RoundLine:
-    """What one round, or several in a row, came to. Round 0 is the base before any training: it has no costs.
+    """What one round, or several in a row, came to. Round 0 is the base before any training: it has no costs."""
 
-    Args:
-        round: the round's number; of several, the last one's.
-        rounds: how many rounds the line is about.
-        clients: the names of those who took part.
-        taking_part: how many they were, added up over the rounds.
-        skipped: {"client", "reason"} of each who was asked and sent nothing that counts.
-        attacked: the names of clients that were made to lie.
-        refused: how many updates were refused.
-        not_taken: {"round", "reason"} of each step that was made and not taken.
-        bytes_up: payload that a client which takes part sends in a round, on average.
-        bytes_down: what it receives.
-        exchanged: the numbers that it sends and receives, by kind.
-        train_loss: the mean loss of clients' local training; None where it is not told.
-        forward_passes: micro-batches of all clients.
-        backward_passes: the same.
-        skipped_steps: local steps that were left out, their loss not being finite.
-        processes: how many have rebuilt the weights, where it is not one.
-        seconds: by phase, added up over clients and rounds.
-        weights_digest: of the weights after the round, in hex; None: they were not hashed.
-        by_client: what each client has measured on what it holds out, where each does.
-        metrics: all else that was measured, by name: held-out loss and scores, epsilon, and the like.
-    """
-
-    round: int
-    rounds: int = 1
-    clients: list[str] = field(default_factory=list)
-    taking_part: int = 0
-    skipped: list[dict[str, Any]] = field(default_factory=list)
-    attacked: list[str] = field(default_factory=list)
-    refused: int = 0
-    not_taken: list[dict[str, Any]] = field(default_factory=list)
-    bytes_up: float = 0.0
-    bytes_down: float = 0.0
-    exchanged: dict[str, float] = field(default_factory=dict)
-    train_loss: float | None = None
-    forward_passes: int = 0
-    backward_passes: int = 0
-    skipped_steps: int = 0
-    processes: int | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    weights_digest: str | None = None
-    by_client: Mapping[str, Mapping[str, float]] | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    round: int  # the round's number; of several, the last one's
+    rounds: int = 1  # how many rounds the line is about
+    clients: list[str] = field(default_factory=list)  # the names of those who took part
+    taking_part: int = 0  # how many they were, added up over the rounds
+    skipped: list[dict[str, Any]] = field(default_factory=list)  # {"client", "reason"} of each who was asked in vain
+    attacked: list[str] = field(default_factory=list)  # the names of clients that were made to lie
+    refused: int = 0  # how many updates were refused
+    not_taken: list[dict[str, Any]] = field(default_factory=list)  # {"round", "reason"} of each step made and not taken
+    bytes_up: float = 0.0  # payload that a client which takes part sends in a round, on average
+    bytes_down: float = 0.0  # what it receives
+    exchanged: dict[str, float] = field(default_factory=dict)  # the numbers that it sends and receives, by kind
+    train_loss: float | None = None  # the mean loss of clients' local training; None where it is not told
+    forward_passes: int = 0  # micro-batches of all clients
+    backward_passes: int = 0  # the same
+    skipped_steps: int = 0  # local steps that were left out, their loss not being finite
+    processes: int | None = None  # how many have rebuilt the weights, where it is not one
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase, added up over clients and rounds
+    weights_digest: str | None = None  # of the weights after the round, in hex; None: they were not hashed
+    by_client: Mapping[str, Mapping[str, float]] | None = None  # what each has measured, where each does
+    metrics: dict[str, float] = field(default_factory=dict)  # all else, by name: held-out loss, scores, epsilon
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> "RoundLine":
@@ -70,9 +47,8 @@ class RoundLine:
         if "sum" in table and table["sum"] != _sum(table):
             raise ValueError("it is not as it was written: its sum differs")
         known = {name: value for name, value in table.items() if name in FIELDS}
-        metrics = {
-            name: value for name, value in table.items() if name not in FIELDS and isinstance(value, int | float)
-        }
+        others = {name: value for name, value in table.items() if name not in FIELDS}
+        metrics = {name: value for name, value in others.items() if isinstance(value, int | float)}
         return cls(**known, metrics=metrics)
 
     def to_json(self) -> dict[str, Any]:

@@ -57,19 +57,12 @@ def mean_and_deviation(values: Sequence[float], digits: int) -> str:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of texts, to be written in several forms.
+    """A table of texts, to be written in several forms."""
 
-    Args:
-        title: what it shows.
-        head: the columns' names.
-        rows: a text for each column; the first column is on the left, the others on the right.
-        note: what to know when reading it.
-    """
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
+    title: str  # what it shows
+    head: Sequence[str]  # the columns' names
+    rows: Sequence[Sequence[str]]  # a text for each column; the first column is on the left, the others on the right
+    note: str = ""  # what to know when reading it
 
     def table(self) -> Table:
         """Returns the table for a console, each column's name on two lines."""

@@ -17,46 +17,27 @@ from fedseed.text import natural
 
 @dataclass
 class ClientRow:
-    """What a run's files say about a client.
+    """What a run's files say about a client."""
 
-    Args:
-        name: the client's.
-        rounds: in which it took part.
-        about: the number of rounds is an estimate: only sums were written.
-        skipped: rounds in which it was asked and sent nothing that counts, by reason.
-        attacker: it was made to lie.
-        metrics: its own held-out figures, the newest ones.
-        measured: the round after which it had them.
-    """
-
-    name: str
-    rounds: float = 0.0
-    about: bool = False
-    skipped: Counter[str] = field(default_factory=Counter)
-    attacker: bool = False
-    metrics: dict[str, float] = field(default_factory=dict)
-    measured: int = 0
+    name: str  # the client's
+    rounds: float = 0.0  # in which it took part
+    about: bool = False  # the number of rounds is an estimate: only sums were written
+    skipped: Counter[str] = field(default_factory=Counter)  # rounds in which it sent nothing that counts, by reason
+    attacker: bool = False  # it was made to lie
+    metrics: dict[str, float] = field(default_factory=dict)  # its own held-out figures, the newest ones
+    measured: int = 0  # the round after which it had them
 
 
 @dataclass
 class RunView:
-    """A run as a page shows it.
+    """A run as a page shows it."""
 
-    Args:
-        name: what the page calls it.
-        lines: of metrics, the ones there are.
-        summary: what summary.json holds; None: the run is not over.
-        recipe: its recipe as text; "" if it has none.
-        round: the last round that is known to count.
-        rounds: how many there will be; None: not known.
-    """
-
-    name: str
-    lines: list[RoundLine]
-    summary: Mapping[str, Any] | None = None
-    recipe: str = ""
-    round: int = 0
-    rounds: int | None = None
+    name: str  # what the page calls it
+    lines: list[RoundLine]  # of metrics, the ones there are
+    summary: Mapping[str, Any] | None = None  # what summary.json holds; None: the run is not over
+    recipe: str = ""  # its recipe as text; "" if it has none
+    round: int = 0  # the last round that is known to count
+    rounds: int | None = None  # how many there will be; None: not known
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -87,9 +68,9 @@ class RunView:
         """Returns (round, value) wherever a metric was measured."""
         return [(line.round, value) for line in self.lines if (value := line.get(name)) is not None]
 
-    def bytes_curve(self, direction: Literal["up", "down"]) -> list[tuple[float, float]]:
+    def bytes_curve(self, name: Literal["bytes_up", "bytes_down"]) -> list[tuple[float, float]]:
         """Returns (round, payload bytes of a client that takes part in every round, up to and with it)."""
-        each = [(line.bytes_up if direction == "up" else line.bytes_down) * line.rounds for line in self.lines]
+        each = [getattr(line, name) * line.rounds for line in self.lines]
         return list(zip((line.round for line in self.lines), accumulate(each), strict=True))
 
     def payload(self) -> tuple[float, float] | None:

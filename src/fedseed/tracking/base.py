@@ -1,14 +1,7 @@
 """Defines what a tracker is, and tells the trackers of a run what happens in it.
 
 A tracker is told what metrics.jsonl is told, line by line. It is a guest: one that fails is named once and left out,
-and the run goes on. Its functions are called in this order:
-
-    check                           before anything is loaded
-    start(Start)                    the run begins or goes on: its configuration, and the lines that are known already
-    metrics(line)                   a line, once it is on disk
-    artefacts(files)                the run is over: its recipe, orbit or weights, summary, pictures and report
-    finish(summary)                 what summary.json holds
-    close                           always last, also of a run that was stopped
+and the run goes on. Its functions are called in the order in which they stand here.
 """
 
 import tomllib
@@ -85,25 +78,24 @@ class Tracker(BaseModel, ABC):
             RecipeError: something is missing; says how to get it.
         """
         if self.package is not None and find_spec(self.package) is None:
-            raise RecipeError(
-                f'tracking.name = "{self.name}" needs the package {self.package}: {to_install(self.name)}'
-            )
+            how = to_install(self.name)
+            raise RecipeError(f'tracking.name = "{self.name}" needs the package {self.package}: {how}')
 
     def start(self, run: Start) -> None:
-        """Begin, or go on with a run."""
+        """Begin, or go on with a run, of which some lines may be known already."""
 
     @abstractmethod
     def metrics(self, line: MetricsLine) -> None:
-        """Take a line of metrics, as metrics.jsonl has it."""
+        """Take a line of metrics, as metrics.jsonl has it, once it is on disk."""
 
     def artefacts(self, files: Sequence[Path]) -> None:
-        """Take the files that a finished run leaves in its folder. Not called for a run without a folder."""
+        """Take a finished run's recipe, orbit or weights, summary, pictures and report, if it has a folder."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """End the run; takes what summary.json holds."""
 
     def close(self) -> None:
-        """Let go of files and connections, whether the run is over or not."""
+        """Let go of files and connections: always last, also of a run that was stopped."""
 
 
 class Trackers:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,11 +20,6 @@ SIDE, CLASSES = 4, 3
 SIZE = CLASSES * (SIDE * SIDE + 1)  # d = 51
 
 
-def Linear():  # noqa: N802
-    """A softmax layer on the pixels: what it has learnt from one picture is the picture."""
-    return reconstruct.PixelLayer(SIDE * SIDE, CLASSES, 0)
-
-
 class Plain:
     """An image processor that only divides by 255."""
 
@@ -37,49 +33,42 @@ def pictures(count, seed=1):
     return [Picture(drawn.integers(0, 256, shape).astype(np.uint8), int(drawn.integers(CLASSES))) for _ in range(count)]
 
 
-@pytest.fixture(scope="module")
-def attack():
-    return Attack(Linear(), Images(Plain()), CLASSES, pictures(100), steps=300)
+@cache
+def attack(steps):
+    """On a softmax layer on the pixels: what it has learnt from one picture is the picture."""
+    layer = reconstruct.PixelLayer(SIDE * SIDE, CLASSES, 0)
+    return Attack(layer, Images(Plain()), CLASSES, pictures(100), steps=steps)
 
 
-@pytest.fixture(scope="module")
-def linear():
-    """Without a search for the picture."""
-    return Attack(Linear(), Images(Plain()), CLASSES, pictures(100), steps=1)
-
-
-@pytest.fixture(scope="module")
-def recipe():
-    return read_recipe("digits-feedsign")
-
-
-def attempt(attack, recipe, name, count, batch=1, example=0):
-    return attack.attempt(settings_for(recipe, name, count, batch), pictures(100)[example : example + batch], example)
+def attempt(name, count, batch=1, example=0, steps=1):
+    """Without a search for the picture if it has one step."""
+    settings = settings_for(read_recipe("digits-feedsign"), name, count, batch)
+    return attack(steps).attempt(settings, pictures(100)[example : example + batch], example)
 
 
 @pytest.mark.parametrize("name", ["ferret", "fedkseed", "fedsgd", "fedavg"])
-def test_enough_numbers_are_the_picture(attack, recipe, name):
+def test_enough_numbers_are_the_picture(name):
     """K >= d: linear inversion finds gradient, label and the layer's input; matching the picture."""
-    found = attempt(attack, recipe, name, 4 * SIZE)
+    found = attempt(name, 4 * SIZE, steps=300)
     assert found.gradient_error < 1e-2 and found.input_error < 1e-2 and found.label_right
     assert found.identified == 1 and found.error < 0.1 and found.labels_right == 1
 
 
-def test_linear_inversion_gets_what_the_directions_span(linear, recipe):
+def test_linear_inversion_gets_what_the_directions_span():
     """A random K-dimensional space holds K / d of a vector's square."""
     for count in (8, 16, 32):
-        errors = [attempt(linear, recipe, "ferret", count, example=i).gradient_error ** 2 for i in range(4)]
+        errors = [attempt("ferret", count, example=i).gradient_error ** 2 for i in range(4)]
         assert np.mean(errors) == pytest.approx(1 - count / SIZE, abs=0.2)
 
 
-def test_votes_give_the_gradients_direction(linear, recipe):
-    cosines = [attempt(linear, recipe, "feedsign", count).gradient_cosine for count in (4, 1024)]
+def test_votes_give_the_gradients_direction():
+    cosines = [attempt("feedsign", count).gradient_cosine for count in (4, 1024)]
     assert cosines[0] < 0.6 and cosines[1] > 0.9
 
 
 @pytest.mark.long
-def test_a_batch_hides_its_pictures(attack, recipe):
-    alone, several = (attempt(attack, recipe, "fedsgd", 0, batch) for batch in (1, 8))
+def test_a_batch_hides_its_pictures():
+    alone, several = (attempt("fedsgd", 0, batch, steps=300) for batch in (1, 8))
     assert alone.identified == 1 and several.error > 5 * alone.error and several.label_right is None
 
 
