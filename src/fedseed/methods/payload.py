@@ -27,7 +27,6 @@ Floors keep what is almost zero, such as the rest of a change after 16-bit round
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from math import sqrt
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args, get_type_hints
 
@@ -509,9 +508,13 @@ class Many(Codec):
         return tuple(parts)
 
 
-@cache
+_KNOWN: dict[type, tuple[tuple[str, Codec], ...]] = {}
+
+
 def codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
     """Returns a payload type's fields and how each travels. Raises TypeError if a field does not say."""
+    if payload in _KNOWN:
+        return _KNOWN[payload]
     hints = get_type_hints(payload, include_extras=True)
     found = []
     for name in (one.name for one in fields(payload)):
@@ -519,7 +522,7 @@ def codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
         if codec is None:
             raise TypeError(f"{payload.__name__}.{name}: annotate how it travels, such as Scalar('u4')")
         found.append((name, codec))
-    return tuple(found)
+    return _KNOWN.setdefault(payload, tuple(found))
 
 
 # -- many steps in a record of an orbit ----------------------------------------------------------------------------

@@ -176,5 +176,6 @@ class Stepwise(ZerothOrder):
         rounding, rate = self.rounding(state.seed, state.done), self.learning_rate * self.factor(state.done + 1)
         if self.optimizer == "sgd":
             return Add(terms, scale=-rate, rounding=rounding)
-        kind, past = ("adam", state.window) if self.optimizer == "adam-rebuilt" else (self.optimizer, None)
+        kind = "adam" if self.optimizer == "adam-rebuilt" else self.optimizer
+        past = state.window if self.optimizer == "adam-rebuilt" else None
         return Optimize(terms, Rule(kind, rate, self.beta1, self.beta2, self.adam_eps), rounding, past)
