@@ -30,8 +30,7 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
     adapter = None if header.adapter is None else header.adapter.settings.model_dump()
     final = orbit.parts[-1].digest if orbit.parts and orbit.parts[-1].digest != NO_DIGEST else None
     facts: dict[str, Any] = {
-        "base": header.base, "dtype": header.dtype, "base_digest": header.base_digest,
-        "digest_kind": header.digest_kind, "parameters": layout.size, "tensors": len(layout.tensors),
+        **header.about_base, "parameters": layout.size, "tensors": len(layout.tensors),
         "blocks": len(layout.block_sizes), "adapter": adapter, "method": header.method.model_dump(),
         "seed": header.seed, "first": header.first, "steps": orbit.last, "complete": orbit.complete,
         "bytes": orbit.size, "model_bytes": layout.dense_bytes, "final_digest": final,

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import re
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedseed.errors import MessageError, OrbitError, RecipeError
@@ -22,7 +22,6 @@ from fedseed.orbit.file import scan
 from fedseed.orbit.header import START
 from fedseed.orbit.record import LINK_BYTES
 from fedseed.text import shown
-from fedseed.weights.dense_digest import dense_digest
 
 REMEDY = "name the clients in its recipe (federation.clients)"
 SPARE_BYTES = 8 << 20  # of a message of scalars (two million), and of a client's blobs besides the messages
@@ -99,7 +98,7 @@ class BaseWeights:
             weights = (await fetch(self.session.end, carried, host, most))[FRAME_BYTES:]
             if len(weights) != header.layout.dense_bytes:
                 raise MessageError(f"{len(weights)} bytes of weights")
-            digest = self.digest and await asyncio.to_thread(dense_digest, header.layout, weights, header.digest_kind)
+            digest = self.digest and await asyncio.to_thread(header.digest_of, weights)
             if digest != self.digest:
                 raise MessageError(f"base weights with the digest {digest}: this run's have {self.digest}")
             if self.missing:
@@ -236,9 +235,9 @@ class Reception:
             first: what the run has; None: only what the recipe says counts.
         """
         settings = self.session.settings
-        expected = first or replace(header, method=self.method, seed=self.seed, digest_kind=settings.digest)
+        expected = first or header.of_recipe(self.method, self.seed, settings.digest)
         wanted = settings.base_digest or expected.base_digest
-        if header.base_digest != wanted and header.digest_kind == expected.digest_kind:
+        if header.base_digest != wanted and header.hashed_alike(expected):
             raise MessageError(f"another base: its digest is {header.base_digest}, this run's base has {wanted}")
         if differences := header.differences(expected):
             raise MessageError(f"another recipe or model: {differences[0]} here")

@@ -47,7 +47,7 @@ def differences(a: Orbit, b: Orbit) -> list[str]:
     first = max(a.header.first, b.header.first)
     if a.header.first != b.header.first:
         lines.append(f"one is compacted: steps are compared from {first} on")
-    alike = a.header.digest_kind == b.header.digest_kind
+    alike = a.header.hashed_alike(b.header)
     for x, y in zip_longest(*((step for step in one.steps() if step.round >= first) for one in (a, b))):
         if x is None or y is None:
             shorter, longer = sorted((a.last, b.last))

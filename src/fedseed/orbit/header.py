@@ -4,7 +4,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -16,6 +16,7 @@ from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.privacy.protection import read_method
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.text import flat, shown
+from fedseed.weights.dense_digest import dense_digest
 from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
 MAGIC = b"fedorbit"
@@ -156,6 +157,23 @@ class Header:
         if not 1 <= self.first < 1 << 32 or (self.first > 1 and not self.method.catch_up.may_drop):
             raise ValueError(f"a first step of {self.first}: {self.method.name} needs all steps from 1")
 
+    @property
+    def about_base(self) -> dict[str, str]:
+        """What the base is, and how it is hashed."""
+        return {name: getattr(self, name) for name in ("base", "dtype", "base_digest", "digest_kind")}
+
+    def hashed_alike(self, other: "Header") -> bool:
+        """Returns whether digests of both can be compared."""
+        return self.digest_kind == other.digest_kind
+
+    def digest_of(self, weights: bytes) -> str:
+        """Returns the digest of trained weights, whose tensors' bytes stand one after the other."""
+        return dense_digest(self.layout, weights, self.digest_kind)
+
+    def of_recipe(self, method: Method, seed: int, digest: DigestKind) -> "Header":
+        """Returns the header as it would be if these were the recipe's."""
+        return replace(self, method=method, seed=seed, digest_kind=digest)
+
     def start(self) -> State:
         """Returns the method's state before the first step. Raises OrbitError if the settings do not fit the layout."""
         try:
@@ -169,7 +187,7 @@ class Header:
         Digests of two kinds can't be compared: that they are of two kinds is what differs then.
         """
         mine, yours = self._facts(), other._facts()
-        if self.digest_kind != other.digest_kind:
+        if not self.hashed_alike(other):
             del mine["base_digest"], yours["base_digest"]
         keys = [key for key in {**mine, **yours} if mine.get(key, yours) != yours.get(key, mine)]
         return [f"{key}: {_said(mine, key)}, {_said(yours, key)}" for key in keys]

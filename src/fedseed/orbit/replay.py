@@ -27,12 +27,12 @@ def replay(
     from fedseed.models.loading import choose_trainable  # it brings transformers, which a run on other models needs not
 
     if header.adapter is None:
-        check_base(header, base_digest(model, header.digest_kind))
+        check_base(header, model)
         choose_trainable(model, header.trainable)
     elif not adapters.is_installed(model):
         raise OrbitError("this orbit tunes an adapter: replay it onto orbit.equip(base), which returns a peft model")
     else:
-        check_base(header, adapters.base_digest(model, header.digest_kind))
+        check_base(header, model, adapters.base_digest)
     method = header.method
     space = space_of(header, model)
     if space.layout != header.layout:
@@ -54,7 +54,7 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
     """Returns the base with the adapter that an orbit tunes; see `Orbit.equip`."""
     from fedseed.models.loading import choose_trainable
 
-    check_base(header, base_digest(model, header.digest_kind))
+    check_base(header, model)
     if header.adapter is None:
         return model
     settings = header.adapter.settings.model_dump(include={"rank", "virtual_tokens", "hidden"})
@@ -73,8 +73,9 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
     return equipped
 
 
-def check_base(header: Header, found: str) -> None:
+def check_base(header: Header, model: torch.nn.Module, hashed: Callable[..., str] = base_digest) -> None:
     """Raises OrbitError if the base has another digest than the orbit's."""
+    found = hashed(model, header.digest_kind)
     if found != header.base_digest:
         raise OrbitError(f"another base: its digest is {found}, the orbit's base has {header.base_digest}")
 

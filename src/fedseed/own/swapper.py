@@ -11,7 +11,6 @@ from fedseed.errors import OrbitError
 from fedseed.orbit import Header, Orbit, Record
 from fedseed.orbit.replay import catch_up, check_base, space_of
 from fedseed.runs.tuned import find_source, open_tuned
-from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
 
 
@@ -62,7 +61,7 @@ class Swapper:
         self.active: str | None = None  # the orbit that the model is of; None: it is the base
         self._space: ParameterSpace | None = None  # of the active orbit, or of the one before
         self._spaces: dict[Any, ParameterSpace] = {}
-        self._digests: dict[str, str] = {}  # of the base, by kind
+        self._bases = set[str]()  # digests of the base, of each kind that an orbit has
         self._orbits: dict[str, Orbit] = {}
         self._seen: set[str] = set()  # orbits whose weights had the recorded digest
         self._kept: OrderedDict[str, list[torch.Tensor]] = OrderedDict()
@@ -84,10 +83,10 @@ class Swapper:
         header = orbit.header
         if header.adapter is not None:
             raise OrbitError(f"{path}: it tunes an adapter, which can't be swapped: fedseed.from_orbit loads it")
-        if header.digest_kind not in self._digests:
+        if header.base_digest not in self._bases:
             self.to(None)
-            self._digests[header.digest_kind] = base_digest(self.model, header.digest_kind)
-        check_base(header, self._digests[header.digest_kind])
+            check_base(header, self.model)
+            self._bases.add(header.base_digest)
         self._orbits[name] = orbit
         self._seen.discard(name)
         self._kept.pop(name, None)
@@ -140,7 +139,7 @@ class Swapper:
         """Returns the space of what an orbit tunes, with a copy of the base; orbits that tune the same share one."""
         from fedseed.models.loading import choose_trainable  # brings transformers, once it is known what is served
 
-        key = header.layout, header.trainable, header.digest_kind
+        key = header.layout, header.trainable, header.base_digest
         if key not in self._spaces:
             for parameter in self.model.parameters():
                 parameter.requires_grad_(parameter.is_floating_point())
