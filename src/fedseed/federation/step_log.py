@@ -116,7 +116,8 @@ class StepLog:
         if self.replacing and carried != step:
             self._blobs.append(name)
             while len(self._blobs) > 2:
-                await self.end.drop(None, self._blobs.pop(0))
+                await self.end.drop(None, self._blobs[0])
+                self._blobs.pop(0)
 
     async def mark(self, number: int, digest: str) -> None:
         """Append which weights the clients have after a round, unless it is known."""
