@@ -27,14 +27,14 @@ pytest.importorskip("uvicorn", reason="the extra `serve` answers")
 TURNS = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-def tuned(base, folder, seed, texts, rate=3e-3):
+def tuned(base, folder, seed, texts, rate=3e-3, steps=4):
     """Writes a run's folder with an orbit that has moved the base far enough to answer otherwise."""
     model, tokenizer = load_model(base)
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     folder.mkdir()
     method = fedseed.FeedSign(learning_rate=rate)
     with ZOOptimizer(model, method, seed=seed, base=base, orbit=folder / "model.orbit") as optimizer:
-        for _ in range(4):
+        for _ in range(steps):
             optimizer.step(lambda: model(**batch, labels=batch["input_ids"]).loss)
     return folder
 
@@ -202,3 +202,21 @@ def test_without_what_speaks_http_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "fedseed.own.server", raising=False)
     refused(1, "serve-model needs uvicorn: pip install '.[serve]'", "serve-model", "a.orbit")
+
+
+@pytest.mark.slow
+def test_two_hundred_requests_over_twenty_orbits_are_their_exports_answers(tmp_path):
+    words = [f"{kind}{number}" for kind in ("bird", "star", "boat", "tree") for number in range(5)]
+    runs = [tuned("small", tmp_path / word, i, [f"Count: {n} times one {word} is {n} {word}" for n in (2, 3)], 2e-3, 20)
+            for i, word in enumerate(words)]  # fmt: skip
+    prompts = [f"Count: {n} times one {what} is" for n in (2, 5) for what in ("bird", "star", "cat", "a", "sun")]
+    with serving(*runs) as client, ThreadPoolExecutor(8) as threads:
+        work = [(name, prompt) for prompt in prompts for name in words]
+        ask = client.completions.create
+        found = threads.map(lambda one: ask(model=one[0], prompt=one[1], max_tokens=12, temperature=0), work)
+        texts = {one: answer.choices[0].text for one, answer in zip(work, found, strict=True)}
+    answers = [[texts[run.name, prompt] for prompt in prompts] for run in runs]
+    for run, own in zip(runs, answers, strict=True):
+        plain = Plain("small", run, tmp_path / f"{run.name}-exported")
+        assert own == [plain.after(prompt, 12)[0] for prompt in prompts]
+    assert len(texts) == 200 and len(set(map(tuple, answers))) == 20  # no two orbits answer alike
