@@ -55,19 +55,16 @@ class Bounds(BaseModel):
             sizes: of each client's update; 0: it says nothing.
             claims: what each says that decides its weight; empty: nothing does.
         """
-        found = {
-            c: f"larger than {LARGEST:.0e}, which no honest update is" for c, s in sizes.items() if not s <= LARGEST
-        }
+        huge = f"larger than {LARGEST:.0e}, which no honest update is"
+        found = {client: huge for client, size in sizes.items() if not size <= LARGEST}
         if found and len(found) == len(sizes):
             return {}
         sizes = {client: size for client, size in sizes.items() if client not in found}
         for client in _beyond(self.claims, claims):
             found[client] = f"it claims more than {self.claims:g} times the examples or terms of others (bounds.claims)"
         for client in _beyond(self.proportion, sizes):
-            times = (
-                f"{10 ** int(log10(sizes[client] / lower_median(sizes.values()))):.0e} times the median of its round"
-            )
-            found[client] = f"out of all proportion: {times} (bounds.proportion = {self.proportion:g})"
+            times = f"{10 ** int(log10(sizes[client] / lower_median(sizes.values()))):.0e} times the median"
+            found[client] = f"out of all proportion: {times} of its round (bounds.proportion = {self.proportion:g})"
         return found
 
 

@@ -140,8 +140,8 @@ class Coordinator:
         else:
             turns[self.sampled(number)] += 1
 
-    def _count(self) -> None:
-        """A step was made."""
+    def _advance(self, step: Payload) -> None:
+        self.state = self.method.advance(self.state, step)
         self.steps += 1
         if self.by_turns:
             self._add_turns(self._turns, self.steps)
@@ -163,7 +163,7 @@ class Coordinator:
         current = self.current
         plan = self.method.plan(self.state, PlannedRound(current.number, client, current.clients))
         payload = plan.encode()
-        current.planned = self._content(plan, payload)
+        current.planned = plan.content(self.state.layout.size, payload)
         return Message(MessageKind.PLAN, self.method.code, current.number, EVERYBODY, payload, current.attempt).encode()
 
     def plans(self) -> dict[bytes, list[int]]:
@@ -196,7 +196,7 @@ class Coordinator:
         if current.outliers is not None:
             raise MessageError(f"round {current.number} is being closed")
         update, size = self._read(current, message.payload)
-        current.received[sender] = self._content(update, message.payload)
+        current.received[sender] = update.content(self.state.layout.size, message.payload)
         current.updates[sender], current.sizes[sender] = update, size
 
     def _read(self, current: Round, data: bytes) -> tuple[Any, float]:
@@ -246,9 +246,8 @@ class Coordinator:
             if answers and self.keeps_outcomes:
                 self._outcome = answers.past.next
         self._steps.take(size)
-        self.closed = self._content(step, payload)
-        self.state = self.method.advance(self.state, step)
-        self._count()
+        self.closed = step.content(self.state.layout.size, payload)
+        self._advance(step)
         self._open = None
         return Message(MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload).encode()
 
@@ -264,16 +263,13 @@ class Coordinator:
         for name, kept in state.state_dict().items():
             if not np.isfinite(kept).all():
                 raise MessageError(f"what the server's optimiser keeps ({name}) would not be finite")
-        size = self._size(answers, state, step)
+        if self.method.catch_up.replaces:  # as large as the largest update: Adam's steps are all of one size
+            size = max(self.current.sizes[answer.client] for answer in answers)
+        else:
+            size = step.size(About(self.method, state, "step"))
         if problem := self._steps.problem(size) or too_far(self.method.change(state, step), state.layout):
             raise MessageError(problem)
         return state, payload, step, size
-
-    def _size(self, answers: Answers, state: State, step: Payload) -> float:
-        """How large a step is; of whole weights, how large the largest update is: Adam's steps are all of one size."""
-        if self.method.catch_up.replaces:
-            return max(self.current.sizes[answer.client] for answer in answers)
-        return step.size(About(self.method, state, "step"))
 
     def _weighted(self, current: Round) -> Answers:
         """Returns the answers of a round that was screened, with the clients' weights."""
@@ -288,15 +284,11 @@ class Coordinator:
         contents = []
         for payload in payloads:
             step = self.method.decode_step(self.state, payload)
-            contents.append(self._content(step, payload))
+            contents.append(step.content(self.state.layout.size, payload))
             if not self.method.catch_up.replaces:  # whole weights do not say how large the steps to them were
                 self._steps.take(step.size(About(self.method, self.state, "step")))
-            self.state = self.method.advance(self.state, step)
-            self._count()
+            self._advance(step)
         return contents
-
-    def _content(self, payload: Payload, data: bytes) -> Content:
-        return payload.content(self.state.layout.size, data)
 
     @property
     def weights(self) -> bytes | None:

@@ -145,14 +145,13 @@ class Presence:
         if answer.bring == "weights":
             self._bring_weights = True
             self._call.set()
-        incarnation = answer.epoch
-        if incarnation and incarnation != self.incarnation:
+        if answer.epoch and answer.epoch != self.incarnation:
             if self.incarnation and self.replica.at:
                 progress.warn("the run has been put on the server again: begun from the base")
-            self.incarnation = incarnation
-            await self.replica.begin(incarnation)
-        elif not incarnation:
+            self.incarnation = answer.epoch
+            await self.replica.begin(answer.epoch)
+        elif not answer.epoch:
             await self.replica.look_no_more()
-        self.welcome = bool(incarnation)
+        self.welcome = bool(answer.epoch)
         if self.welcome:
             await self.say(Beat)

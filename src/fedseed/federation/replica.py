@@ -19,7 +19,6 @@ from fedseed.transport.base import ClientEnd, Stop
 
 WEIGHTS_PATIENCE_SECONDS = 60.0  # how long newer weights may take to come when older ones have been deleted
 MISSED_SECONDS = 0.1  # until an object that is not there is asked for again
-
 MOST_REPAIRS = 3
 
 

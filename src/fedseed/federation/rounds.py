@@ -231,7 +231,9 @@ class Rounds:
         if answered < (minimum := self.session.settings.minimum):
             raise TooFewError(f"{answered} answers, {minimum} are needed")
         if self.secure is not None:
-            await self.secure.open_sum(current.clients - current.missing)
+            await self.secure.hold(self.secure.coordinator.opening())
+            for client in current.clients - current.missing - self.secure.slow:
+                self.late.back(client)
             current.refused |= {c: proof.reason for c, proof in self.secure.coordinator.summing.barred.items()}
         without = sorted(current.clients - set(self.coordinator.current.updates))
         skipped = [(client, self._why(current, client, within)) for client in without]
@@ -249,9 +251,8 @@ class Rounds:
         """Returns why a client's update does not count, and warns of it. `within`: how long it was waited for."""
         name, number = self.roster.names[client], current.number
         if client in current.silent:
-            why = (
-                WITHHELD if self.coordinator.private else current.silent[client]
-            )  # it would depend on the client's data
+            # the reason would depend on the client's data
+            why = WITHHELD if self.coordinator.private else current.silent[client]
             if self.coordinator.examples[client] or client not in self.idle:  # once, if it has nothing to learn from
                 self.session.progress.warn(f"round {number}: {name} sends nothing: {why}")
             self.idle.add(client)

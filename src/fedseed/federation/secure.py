@@ -205,10 +205,6 @@ class Masking:
         """The newest round that one of them has opened."""
         return max((client.opened for client in self.clients.values()), default=0)
 
-    def answer(self, client: int, ask: bytes) -> bytes:
-        """What a client says to an ask of the coordinator's. Raises MessageError: nothing, and why."""
-        return self.clients[client].answer(ask)
-
     def update(self, state: State, plan: Message, client: int, update: bytes | None) -> bytes:
         """The message that a client sends in place of its update.
 
@@ -257,7 +253,7 @@ def answered(masking: Masking | None, client: int, ask: bytes) -> bytes:
     try:
         if masking is None:
             raise MessageError("this process has no keys yet")
-        kind, data = SOMETHING, masking.answer(client, ask)
+        kind, data = SOMETHING, masking.clients[client].answer(ask)
     except OpenedBeforeError as error:
         kind, data = OPENED, str(error).encode()
     except MessageError as error:
@@ -290,12 +286,6 @@ class SecureTalk:
         self.coordinator.suspects.news.clear()
         self.up = self.down = 0
         self.slow, self._opened, self._failed = set(), set(), 0
-
-    async def open_sum(self, answered: Set[int]) -> None:
-        """Open the sum of what has come from the clients that have answered. Raises as `hold`."""
-        await self.hold(self.coordinator.opening())
-        for client in answered - self.slow:
-            self.late.back(client)
 
     async def hold(self, asking: Asking[None]) -> None:
         """Hold a conversation. Raises TooFewError, and LostError if too few are left that have not opened the round."""

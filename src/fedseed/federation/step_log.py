@@ -52,7 +52,7 @@ class StepLog:
         incarnation = secrets.token_hex(8)
         self._writer = await self.end.writer(None, copies)
         about, start = Beginning(epoch=incarnation, names=list(names), rounds=rounds), begin(header)
-        await self._append(header_entry(about, start))
+        await self._writer.append(header_entry(about, start).encode())
         self._link = start[-LINK_BYTES:]
         return incarnation
 
@@ -69,7 +69,7 @@ class StepLog:
 
     async def begin_session(self) -> None:
         """From here on nobody else may write."""
-        await self._append(Entry("S", secrets.token_bytes(8)))
+        await self._writer.append(Entry("S", secrets.token_bytes(8)).encode())
         self._sessions += 1
 
     async def is_taken_over(self, last: int) -> bool:
@@ -78,9 +78,6 @@ class StepLog:
             return False
         self._looked = last
         return sum(data[:1] == b"S" for data in await self.end.entries(last)) > self._sessions
-
-    async def _append(self, entry: Entry) -> None:
-        await self._writer.append(entry.encode())
 
     async def take_up(self, run: str, waits: bool) -> Logged:
         """Returns what earlier sessions have logged; new steps follow these.
@@ -111,7 +108,7 @@ class StepLog:
         name = f"step-{number}"
         carried = await carry(self.end, step, name)
         entry, after = step_entry(self._link, step, carried)
-        await self._append(entry)
+        await self._writer.append(entry.encode())
         self._link = after
         if self.replacing and carried != step:
             self._blobs.append(name)
@@ -122,13 +119,13 @@ class StepLog:
     async def mark(self, number: int, digest: str) -> None:
         """Append which weights the clients have after a round, unless it is known."""
         if number not in self.marks:
-            await self._append(mark_entry(number, digest))
+            await self._writer.append(mark_entry(number, digest).encode())
             self.marks[number] = digest
 
     async def finish(self) -> None:
         """The run is over."""
         if not self.ended:
-            await self._append(Entry("E", b""))
+            await self._writer.append(Entry("E", b"").encode())
             self.ended = True
             await self._writer.finish()
 

@@ -95,23 +95,19 @@ class Worker:
             known: what other processes found of the losses that the clients share (`look`).
         """
         messages, locals_ = self._locals(plans, clients, items)
-        return self._answers(messages, SharedLosses(locals_, known).members if self.shares else locals_)
+        return list(map(self._answer, messages, SharedLosses(locals_, known).members if self.shares else locals_))
 
     def look(
         self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]], part: int, parts: int
     ) -> dict[Look, Seen]:
         """Returns a part of the losses that clients share, for another process' `train_all`, of all who take part.
 
-        Args:
-            plans: a message for each client.
-            clients: their numbers.
-            items: their examples.
-            part: which part, from 0.
-            parts: how many processes share the losses.
+        Args: as of `train_all`, and which part it is, from 0, of how many: so many processes share the losses.
         """
         messages, locals_ = self._locals(plans, clients, items)
         shared = SharedLosses(locals_, part=part, parts=parts)
-        self._answers(messages, shared.members)  # only to see what is looked at
+        for message, client in zip(messages, shared.members, strict=True):
+            self._answer(message, client)  # only to see what is looked at
         return shared.found
 
     def _locals(
@@ -123,9 +119,6 @@ class Worker:
             LocalClient(self.space, self.objective, own, self.seed, message.round, client, self.memory)
             for message, client, own in zip(messages, clients, items, strict=True)
         ]
-
-    def _answers(self, messages: Sequence[Message], clients: Sequence[LocalClient]) -> list[Answer]:
-        return [self._answer(message, client) for message, client in zip(messages, clients, strict=True)]
 
     def _answer(self, message: Message, client: LocalClient) -> Answer:
         message.expect(MessageKind.PLAN, self.method.code, message.round)

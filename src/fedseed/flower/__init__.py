@@ -29,17 +29,13 @@ def _flwr(module: str) -> Any:
 
 
 def server_app(recipe: Path | str) -> "ServerApp":
-    """Returns a ServerApp that coordinates a recipe's run.
+    """Returns a ServerApp that coordinates a recipe's run, for `[tool.flwr.app.components]`.
 
     Args:
         recipe: file or name of the recipe. Flower's run config may add to it: `out` (folder for the run's files),
             `data` (the recipe's task.path) and `set` (more keys of the recipe, "key=value;key=value").
 
-    Returns:
-        The app, for `[tool.flwr.app.components]`.
-
-    Raises:
-        FedseedError: Flower is not installed.
+    Raises FedseedError: Flower is not installed.
     """
     app: ServerApp = _flwr("serverapp").ServerApp()
 
@@ -53,17 +49,13 @@ def server_app(recipe: Path | str) -> "ServerApp":
 
 
 def client_app(recipe: Path | str) -> "ClientApp":
-    """Returns a ClientApp that takes part in a recipe's run.
+    """Returns a ClientApp that takes part in a recipe's run, for `[tool.flwr.app.components]`.
 
     Args:
         recipe: as the ServerApp has it. Flower's node config says whose work a node does: `client` (a name, or several
             with commas) and `data` (its own data); in a simulation its `partition-id` does.
 
-    Returns:
-        The app, for `[tool.flwr.app.components]`.
-
-    Raises:
-        FedseedError: Flower is not installed.
+    Raises FedseedError: Flower is not installed.
     """
     app: ClientApp = _flwr("clientapp").ClientApp()
 

@@ -45,7 +45,7 @@ class Site:
         self._load = load
         self._mine: Sequence[str] = ()  # the clients of the node that is worked for
         self._end = NodeEnd()
-        self._parts: dict[str, tuple[Presence, Answers]] = {}  # by the first of a node's clients
+        self._parts: dict[str, Answers] = {}  # by the first of a node's clients
         self._loop = asyncio.new_event_loop()
         self._measured: tuple[int, dict[str, Any]] = -1, {}  # of which version of the weights, and what
         self.whole = load()
@@ -70,18 +70,14 @@ class Site:
         return found
 
     def exchange(self, mine: Sequence[str], state: wire.Table, body: wire.Table) -> tuple[wire.Table, wire.Table]:
-        """Takes what came for a node, and does what there is to do.
+        """Takes what came for a node, and does what there is to do; returns the reply, and what Flower is to keep.
 
         Args:
             mine: the node's clients.
             state: what Flower has kept of the node.
             body: the message's.
 
-        Returns:
-            The reply, and what Flower is to keep.
-
-        Raises:
-            FedseedError: the node does not fit the run, or can't go on.
+        Raises FedseedError: the node does not fit the run, or can't go on.
         """
         self._mine, self._end.client = mine, mine[0]
         self.replica.hosted = self._view()
@@ -91,47 +87,38 @@ class Site:
         return self._end.reply(heard), {**self._end.state(), "spent": json.dumps(self.replica.spent.to_json())}
 
     async def _take_part(self, body: wire.Table) -> bool:
-        if self._mine[0] not in self._parts:
-            presence = Presence(self.replica, lambda error: None)
-            self._parts[self._mine[0]] = presence, Answers(self.replica, presence)
-        presence, answers = self._parts[self._mine[0]]
+        if (answers := self._parts.get(self._mine[0])) is None:
+            answers = Answers(self.replica, Presence(self.replica, lambda error: None))
+            self._parts[self._mine[0]] = answers
         await self._end.listen(answers.hear)
         if not self._end.take(body):
             return False
-        await presence.greet()
+        await answers.presence.greet()
         while await answers.work():
             pass
-        return presence.welcome or not answers.asked
+        return answers.presence.welcome or not answers.asked
 
 
 def everybody(recipe: Recipe) -> list[str]:
-    """Returns all clients of a recipe whose data lies here, in the order of their numbers.
-
-    Raises:
-        RecipeError: nothing here says who they are.
-    """
-    if recipe.of_parties:
-        names = recipe.federation.clients or recipe.task.names_here()
-        if not names:
-            raise RecipeError(
-                "a simulation of parties: name them in the recipe (federation.clients), or give their folder in the "
-                'run config (data="/srv/data")'
-            )
+    """Returns a recipe's clients whose data lies here, by number. Raises RecipeError: nothing says who they are."""
+    if not recipe.of_parties:
+        return recipe.task.client_names() or [client.name for client in recipe.task.load().clients]
+    if names := recipe.federation.clients or recipe.task.names_here():
         return names
-    return recipe.task.client_names() or [client.name for client in recipe.task.load().clients]
+    raise RecipeError(
+        "a simulation of parties: name them in the recipe (federation.clients), or give their folder in the run config "
+        '(data="/srv/data")'
+    )
 
 
 def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = None) -> Any:
-    """Answers one message of the ServerApp.
+    """Answers one message of the ServerApp; the reply's "problem" says in a line why there is no other answer.
 
     Args:
         message: Flower's.
         context: Flower's; its state holds the node's copy of the log.
         recipe: the app's recipe.
         load: makes model and examples in place of the recipe: of a federation made in Python.
-
-    Returns:
-        Flower's reply; its "problem" says in a line why there is no other answer.
     """
     from flwr.app import Message as FlowerMessage
 
@@ -153,13 +140,12 @@ def _site(
     key = (run, place.clients, place.own)
     for other in [other for other in _SITES if other[0] != run]:
         del _SITES[other]
-    if key not in _SITES:
-        if load is None:
-            from fedseed.models.loading import quiet
+    if key not in _SITES and load is not None:
+        _SITES[key] = Site(partial(load, place.clients))
+    elif key not in _SITES:
+        from fedseed.models.loading import quiet
 
-            quiet()
-            known = recipe_of(recipe, run_config)
-            _SITES[key] = Site(Loading(known, place.clients or everybody(known), own=place.own))
-        else:
-            _SITES[key] = Site(partial(load, place.clients))
+        quiet()
+        known = recipe_of(recipe, run_config)
+        _SITES[key] = Site(Loading(known, place.clients or everybody(known), own=place.own))
     return _SITES[key], place.mine(list(_SITES[key].whole.items))

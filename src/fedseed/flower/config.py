@@ -20,8 +20,7 @@ def recipe_of(recipe: Path | str, run_config: Mapping[str, Any]) -> Recipe:
         recipe: the app's; the run config's `recipe` goes before it.
         run_config: Flower's.
 
-    Raises:
-        RecipeError: a wrong recipe, or a key that fedseed does not know.
+    Raises RecipeError: a wrong recipe, or a key that fedseed does not know.
     """
     for key in run_config:
         if key not in RUN_KEYS:
@@ -47,11 +46,7 @@ class Place:
 
 
 def place_of(node_config: Mapping[str, Any]) -> Place:
-    """Returns a node's own configuration.
-
-    Raises:
-        RecipeError: it does not say whose work the node does.
-    """
+    """Returns a node's own configuration. Raises RecipeError: it does not say whose work the node does."""
     clients = tuple(name.strip() for name in str(node_config.get("client", "")).split(",") if name.strip())
     data, file = (Path(str(text)) if (text := node_config.get(key)) else None for key in ("data", "evaluation-file"))
     own = None if data is None and file is None else OwnData(data, file)

@@ -16,7 +16,7 @@ OUT = "runs/flower"
 
 
 def coordinate(grid: Any, context: Any, recipe: Path | str, progress: Progress | None = None) -> RunResult:
-    """Coordinates a recipe's run over Flower's Grid.
+    """Coordinates a recipe's run over Flower's Grid; returns what the run's folder holds.
 
     Args:
         grid: Flower's.
@@ -24,11 +24,7 @@ def coordinate(grid: Any, context: Any, recipe: Path | str, progress: Progress |
         recipe: the app's.
         progress: shows the run going on; None: on Flower's log of the ServerApp.
 
-    Returns:
-        What the run's folder holds.
-
-    Raises:
-        FedseedError: the run has failed; the same line goes to the log.
+    Raises FedseedError: the run has failed; the same line goes to the log.
     """
     console = Screen(force_terminal=False, soft_wrap=True)
     shown = progress or Shown(console)
