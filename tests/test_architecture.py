@@ -161,9 +161,61 @@ for module in {LIGHT}:
     assert done.stdout.split("\n") == [*LIGHT, ""]
 
 
+def test_only_the_transport_knows_nats():
+    """And it knows little else; what talks over it knows what a transport is, and none of them."""
+    graph = grimp.build_graph("fedseed", include_external_packages=True, cache_dir=None)
+    users = {module for library in ("nats", "nkeys") for module in graph.find_modules_that_directly_import(library)}
+    assert users and all(module.startswith("fedseed.transport.") for module in users)
+    allowed = ("fedseed.transport", "fedseed.errors", "fedseed.durable", "fedseed.registry", "fedseed.text")
+    for module in graph.modules:
+        needs = graph.find_modules_directly_imported_by(module)
+        if module.startswith("fedseed.transport."):
+            assert all(name.startswith(allowed) for name in needs if name.startswith("fedseed")), module
+        if module.startswith("fedseed.federation."):
+            assert not any(name.startswith(("fedseed.transport.nats", "fedseed.transport.memory")) for name in needs)
+
+
 # -- what a reader meets ---------------------------------------------------------------------------------------------
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+MOST_ATTRIBUTES, MOST_PARAMETERS = 20, 8
+
+
+def attributes(name, classes):
+    """The instance attributes of a class and its bases."""
+    node, found = classes.get(name), set()
+    if node is None:
+        return found
+    for base in node.bases:
+        found |= attributes(ast.unparse(base).rpartition(".")[2], classes)
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and ast.unparse(inner.value) == "self":
+            found.add(inner.attr)
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        found |= {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
+    return found
+
+
+def test_classes_are_small():
+    files = [*(SOURCE / "federation").glob("*.py"), *(SOURCE / "transport").glob("*.py")]
+    runs = ("loop", "simulation", "network", "joining", "assembly", "equipment")
+    files += [SOURCE / "runs" / f"{name}.py" for name in runs]
+    classes = {n.name: n for path in SOURCE.rglob("*.py") for n in nodes(path) if isinstance(n, ast.ClassDef)}
+    inside = [node.name for path in files for node in nodes(path)[0].body if isinstance(node, ast.ClassDef)]
+    counts = {name: len(attributes(name, classes)) for name in inside}
+    assert len(counts) > 50 and {name: count for name, count in counts.items() if count > MOST_ATTRIBUTES} == {}
+
+
+def test_no_function_takes_more_than_eight_parameters():
+    """Triton's kernels neither."""
+    long = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in nodes(path):
+            if isinstance(node, FUNCTIONS):
+                taken = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                if len([name for name in taken if name not in ("self", "cls")]) > MOST_PARAMETERS:
+                    long[f"{path.relative_to(SOURCE)}: {node.name}"] = taken
+    assert not long
 
 
 def inherited(name, classes, seen=()):

@@ -44,10 +44,8 @@ def vectors(round_of):
     about = About(run.method, run.coordinator.state, "update", 1)
 
     def read(messages):
-        updates = [
-            run.method.decode_update(about.state, 1, Message.decode(message).payload)
-            for _, message in sorted(messages.items())
-        ]
+        payloads = [Message.decode(message).payload for _, message in sorted(messages.items())]
+        updates = [run.method.decode_update(about.state, 1, payload) for payload in payloads]
         return np.stack([update.vector(about) for update in updates]).astype(np.float64)
 
     return read
@@ -146,17 +144,11 @@ def undisturbed():
     return losses_of(None, None)
 
 
-MIXED = TrimmedMean(liars=2, before=["nearest-neighbours"])
+MEDIAN, MIXED = GeometricMedian(liars=2), TrimmedMean(liars=2, before=["nearest-neighbours"])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("kind", "rule"),
-    [
-        *((kind, GeometricMedian(liars=2)) for kind in ("sign", "noise")),
-        *((kind, MIXED) for kind in ("alie", "largest")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "rule"), [("sign", MEDIAN), ("noise", MEDIAN), ("alie", MIXED), ("largest", MIXED)])
 def test_with_a_rule_a_run_ends_where_it_would_without_liars(undisturbed, kind, rule):
     """Within 30% of what it would have learnt, whatever two of seven do."""
     start, aim = undisturbed

@@ -22,12 +22,16 @@ def update(made, client, payload, number=1, attempt=0):
     return Message(MessageKind.UPDATE, made.method.code, number, client, payload, attempt).encode()
 
 
-def scalar(value):
-    return np.array([value], dtype="<f4").tobytes()
-
-
 def floats(*values):
     return np.array(values, dtype="<f4").tobytes()
+
+
+def round_of(made, number, *sent):
+    """A round in which these clients answer, in this order; what its step holds."""
+    made.open(number)
+    for client, payload in sent:
+        made.receive(update(made, client, payload, number), client)
+    return Message.decode(made.close()).payload
 
 
 def test_who_takes_part_does_not_hang_on_who_else_can_be_reached():
@@ -48,13 +52,13 @@ def test_what_is_no_answer_is_refused_and_changes_nothing():
     made = Coordinator(SCALARS, LAYOUT, 1, [1] * 4, 3)
     taking = made.open(1, attempt=2, alive=[0, 1, 2])
     assert taking == [0, 1, 2]
-    made.receive(update(made, 0, scalar(0.5), attempt=2), 0)
+    made.receive(update(made, 0, floats(0.5), attempt=2), 0)
     for data, sender, text in (
-        (update(made, 1, scalar(1.0), attempt=2), 2, "client 2 sent an update in the name of client 1"),
-        (update(made, 1, scalar(1.0)), 1, "attempt 2 is open, this answers attempt 0"),
-        (update(made, 3, scalar(1.0), attempt=2), 3, "client 3 takes no part in round 1"),
-        (update(made, 0, scalar(1.0), attempt=2), 0, "client 0 has answered round 1 already"),
-        (update(made, 1, scalar(1.0), 2, 2), 1, "round 1 was expected, round 2 came"),
+        (update(made, 1, floats(1.0), attempt=2), 2, "client 2 sent an update in the name of client 1"),
+        (update(made, 1, floats(1.0)), 1, "attempt 2 is open, this answers attempt 0"),
+        (update(made, 3, floats(1.0), attempt=2), 3, "client 3 takes no part in round 1"),
+        (update(made, 0, floats(1.0), attempt=2), 0, "client 0 has answered round 1 already"),
+        (update(made, 1, floats(1.0), 2, 2), 1, "round 1 was expected, round 2 came"),
         (update(made, 1, b"", attempt=2), 1, "0 projections in update of zo-fedsgd, not 1"),
     ):
         with pytest.raises(MessageError, match=text):
@@ -62,9 +66,9 @@ def test_what_is_no_answer_is_refused_and_changes_nothing():
     assert list(made.current.updates) == [0]
     assert made.screen() == {}
     with pytest.raises(MessageError, match="round 1 is being closed"):
-        made.receive(update(made, 1, scalar(1.0), attempt=2), 1)
+        made.receive(update(made, 1, floats(1.0), attempt=2), 1)
     step = Message.decode(made.close())
-    assert step.payload == scalar(0.5) and (step.kind, step.client, step.round) == (MessageKind.STEP, EVERYBODY, 1)
+    assert step.payload == floats(0.5) and (step.kind, step.client, step.round) == (MessageKind.STEP, EVERYBODY, 1)
     with pytest.raises(RuntimeError, match="no round is open"):
         made.plan(0)
     made.open(2)
@@ -87,13 +91,10 @@ def test_answers_count_by_their_weights_in_the_clients_order(weighting, weights,
         settings = {"learning_rate": 1.0} if method is FedSGD else {}
         made = Coordinator(method(weighting=weighting, **settings), LAYOUT, 1, EXAMPLES, 3)
         made.weights = floats(0.0, 8.0)
-        made.open(1)
-        for client in order:
-            data = floats(VALUES[client], 8.0)
-            sent = Weights(data) if method is FedAvg else Gradient(TERMS[client], data)
-            made.receive(update(made, client, sent.encode()), client)
+        data = [floats(value, 8.0) for value in VALUES]
+        sent = list(map(Weights, data)) if method is FedAvg else list(map(Gradient, TERMS, data))
         expected = sum(weight * value for weight, value in zip(weights, VALUES, strict=True))
-        found = np.frombuffer(Message.decode(made.close()).payload, dtype="<f4")
+        found = np.frombuffer(round_of(made, 1, *((c, sent[c].encode()) for c in order)), dtype="<f4")
         np.testing.assert_allclose(found, [expected, 8.0] if method is FedAvg else [-expected, 0.0], rtol=1e-6)
 
 
@@ -102,10 +103,7 @@ def test_the_clients_are_added_up_in_one_order_whenever_they_answer():
     steps = set()
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
         made = Coordinator(SCALARS, LAYOUT, 1, [1, 1, 1], 3)
-        made.open(1)
-        for client in order:
-            made.receive(update(made, client, scalar([1e6, 1e-10, -1e6][client])), client)
-        steps.add(Message.decode(made.close()).payload)
+        steps.add(round_of(made, 1, *((client, floats([1e6, 1e-10, -1e6][client])) for client in order)))
     assert len(steps) == 1
 
 
@@ -113,14 +111,6 @@ def dense(examples=(1, 1), **settings):
     made = Coordinator(FedAvg(**settings), LAYOUT, 1, examples, len(examples))
     made.weights = floats(0.0, 0.0)
     return made
-
-
-def round_of(made, number, *sent):
-    """A round in which these clients answer, in this order; what its step holds."""
-    made.open(number)
-    for client, payload in sent:
-        made.receive(update(made, client, payload, number), client)
-    return Message.decode(made.close()).payload
 
 
 def test_what_is_said_after_the_claims_were_looked_at_does_not_count():
@@ -161,10 +151,10 @@ def test_half_precision_ends_at_65504(kind):
 
 def test_too_few_answers_for_the_rule_make_an_empty_step():
     made = Coordinator(SCALARS, LAYOUT, 1, [1] * 4, 4, TrimmedMean(liars=1))
-    assert round_of(made, 1, (0, scalar(1.0)), (1, scalar(1.0))) == b""
+    assert round_of(made, 1, (0, floats(1.0)), (1, floats(1.0))) == b""
     assert "needs 3 answers, and there are 2" in made.untaken
     assert round_of(made, 2) == b"" and made.untaken is None  # nobody has answered: nothing was refused
-    assert round_of(made, 3, *((client, scalar(client)) for client in range(3))) == scalar(1.0)
+    assert round_of(made, 3, *((client, floats(client)) for client in range(3))) == floats(1.0)
     assert made.untaken is None and made.steps == 3
 
 
@@ -190,7 +180,7 @@ def test_turns_are_counted_by_who_is_asked_whoever_answers(per_round, monkeypatc
     payloads = []
     for number, clients in enumerate(asked, start=1):
         assert made.counted == turns[number - 1] and made.steps == number - 1
-        first = [(clients[0], scalar(0.5))] if number % 2 else []
+        first = [(clients[0], floats(0.5))] if number % 2 else []
         payloads.append(round_of(made, number, *first))
     assert made.counted == turns[9]
     assert made.sampled(1, set(range(3)) - {asked[0][0]}) == asked[0][1:]  # nobody takes its place

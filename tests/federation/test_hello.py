@@ -19,10 +19,9 @@ from fedseed.orbit.file import begin
 from fedseed.orbit.header import MAGIC, START
 from fedseed.orbit.record import link
 from fedseed.randomness.stream import STREAM_VERSION
-from fedseed.weights.layout import Layout, TensorEntry
-from support.reception import Talk
+from support.reception import LAYOUT, Talk
 
-HEADER = Header("small", "ab" * 16, "float32", Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16)), FeedSign(), 0)
+HEADER = Header("small", "ab" * 16, "float32", LAYOUT, FeedSign(), 0)
 DATA = json.loads(zlib.decompress(HEADER.encode()[START.size :]))
 MOST = 44 << 20  # bytes of Python's objects, whatever a hello is
 

@@ -98,9 +98,8 @@ class Keys(saying.Liar):
         endings = ("x", "x.y", "M.eA==", "C.x", "update", "hello", "report", "a" * 200, "up", "log")
         subject = self.rng.choice(self.publishes).replace(">", self.rng.choice(endings)).replace("*", "x")
         if self.rng.random() < 0.2:  # bytes that are no text
-            subject = self.subjects.up(self.name, "").encode() + self.rng.choice(
-                (b"\xff\xfe", b"b\xc3", b"\x01", b"=FF")
-            )
+            ending = self.rng.choice((b"\xff\xfe", b"b\xc3", b"\x01", b"=FF"))
+            subject = self.subjects.up(self.name, "").encode() + ending
         data = self.rng.choice([b"", b"{}", b'{"seq": 1}', b'{"last_by_subj": ">"}', b"T" + bytes(60), b"E",
                                 self.rng.randbytes(60), json.dumps(self.about("beat", 0)).encode()])  # fmt: skip
         headers = self.rng.choice([None, *EVIL_HEADERS])
@@ -121,9 +120,8 @@ class Keys(saying.Liar):
         if self.done < 400:
             theirs = [self.subjects.log, self.subjects.down, f"$JS.API.CONSUMER.CREATE.{self.subjects.stream}.x"]
             await self.wire.publish(self.rng.choice(theirs), b"T" + bytes(60))
-            await self.wire.subscribe(
-                self.rng.choice([f"{self.subjects.root}.>", f"{self.subjects.inbox(self.honest)}.>"])
-            )
+            others = [f"{self.subjects.root}.>", f"{self.subjects.inbox(self.honest)}.>"]
+            await self.wire.subscribe(self.rng.choice(others))
 
 
 def kept(folder, digests):

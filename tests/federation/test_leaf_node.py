@@ -39,9 +39,8 @@ def servers(tmp_path, server):
 
 def test_a_site_behind_a_leaf_takes_part_and_outlives_its_leaf(problem, network, servers, in_process):
     hub, leaf = servers
-    net = network(
-        hub, {"method": METHODS["feedsign"], "rounds": 40, "evaluation": {"every": 10}, "federation": {"minimum": 5}}
-    )
+    recipe = {"method": METHODS["feedsign"], "rounds": 40, "evaluation": {"every": 10}}
+    net = network(hub, {**recipe, "federation": {"minimum": 5}})
     expected = in_process(problem, net.recipe)
     coordinator, near = net.coordinator(), net.host(0, 1, slow=0.03)
     behind = [net.host(2, 3, nats=leaf.url, slow=0.03), net.host(4, nats=leaf.url, slow=0.03)]

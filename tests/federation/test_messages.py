@@ -41,16 +41,13 @@ def test_another_stream_version_is_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    ("expected", "text"),
-    [
-        ((MessageKind.PLAN, 1, 5), "a plan was expected"),
-        ((MessageKind.STEP, 2, 5), "method code 2"),
-        ((MessageKind.STEP, 1, 6), "round 6"),
-    ],
-)
-def test_what_a_message_is_about_is_checked(expected, text):
+    ("about", "text"),
+    [((MessageKind.PLAN, 1, 5), "a plan was expected"), ((MessageKind.STEP, 2, 5), "method code 2"),
+     ((MessageKind.STEP, 1, 6), "round 6")],
+)  # fmt: skip
+def test_what_a_message_is_about_is_checked(about, text):
     with pytest.raises(MessageError, match=text):
-        Message(MessageKind.STEP, 1, 5, 0, b"").expect(*expected)
+        Message(MessageKind.STEP, 1, 5, 0, b"").expect(*about)
 
 
 LINK = bytes(range(16))

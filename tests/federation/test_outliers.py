@@ -66,9 +66,8 @@ def test_a_step_next_to_the_last_ones():
     three = last(0.0, 2.0, 1.0, 2.0)  # the empty one says nothing
     assert list(three.sizes) == [2.0, 1.0, 2.0]
     assert three.problem(20.0) is None and three.problem(20.1) is not None
-    assert three.problem(123.0) == (
-        "it is out of all proportion: 123, where the last 3 were about 2 (bounds.proportion)"
-    )
+    text = "it is out of all proportion: 123, where the last 3 were about 2 (bounds.proportion)"
+    assert three.problem(123.0) == text
     assert last(0.5, 0.5, 0.5).problem(5.1) is not None
     for steps in (last(), three, last(1.0, 1.0, 1.0, bounds=Bounds(proportion="off"))):
         for size in (inf, nan, LARGEST * 1.001):
@@ -104,9 +103,8 @@ def along(*coefficients):
 def test_a_sum_over_directions_next_to_what_a_weight_can_hold():
     single, half = layout("float32"), layout("bfloat16", "float16", "float32")
     assert too_far(Add(along(1e6)), single) is None and too_far(Add(along(1.001e6)), single) is not None
-    assert too_far(Add(along(1.0, 1.0, 1.0, 1.0), 6e5), single) == (
-        "it would move every weight by about 1.2e+06: at most 1e+06 is possible"
-    )
+    text = "it would move every weight by about 1.2e+06: at most 1e+06 is possible"
+    assert too_far(Add(along(1.0, 1.0, 1.0, 1.0), 6e5), single) == text
     for value, fits in ((65503.0, True), (65505.0, False)):  # of several dtypes the narrowest
         assert (too_far(Add(along(value)), half) is None) == fits
         assert (too_far(Rebuild(along(1.0), value), half) is None) == fits

@@ -14,8 +14,8 @@ from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.methods import FeedSign, ZOFedSGD
 from fedseed.privacy import PrivacySettings, protected
 from fedseed.transport.memory import MemoryEnd
-from fedseed.weights.layout import Layout, TensorEntry
 from support.heard import Heard
+from support.reception import LAYOUT
 
 DEADLINE = 600.0
 METHOD = FeedSign()
@@ -44,8 +44,7 @@ class Answering:
         for name in clients:
             if name != away:
                 self.come(name)
-        layout = Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16))
-        self.coordinator = Coordinator(method, layout, 7, [1] * len(clients), per_round)
+        self.coordinator = Coordinator(method, LAYOUT, 7, [1] * len(clients), per_round)
         self.rounds = Rounds(self.session, self.roster, self.coordinator, 1000)
         self.rounds.grace = 0.0
         self.turns = 0

@@ -224,7 +224,7 @@ def test_a_process_that_is_started_again_opens_no_round_twice(problem, tmp_path)
             with pytest.raises(FedseedError, match=r"no round is opened twice\. Choose another name"):
                 _ = answers.masking
         else:
-            assert answers.masking.opened == 4
+            assert answers.masking.clients[1].opened == 4
 
 
 def test_who_signs_with_another_key_than_the_recipe_has_is_named_and_left_out(problem, tmp_path):

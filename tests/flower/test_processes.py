@@ -64,9 +64,8 @@ class Flower:
 
     def run(self, *words, **config):
         """`flwr run`; returns the summary."""
-        pairs = " ".join(
-            f"{key}='{value}'" for key, value in {"out": self.out, "set": ";".join(SHORT), **config}.items()
-        )
+        config = {"out": self.out, "set": ";".join(SHORT), **config}
+        pairs = " ".join(f"{key}='{value}'" for key, value in config.items())
         environment = self.environment("user")
         (self.folder / "user" / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'

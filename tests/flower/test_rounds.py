@@ -87,9 +87,7 @@ def test_a_round_goes_on_without_a_node_that_fails_or_has_gone(problem, tmp_path
 
     def at(node, message):
         plans = [data for data in told(message).get("told", []) if data[:1] == b"P"]
-        if node.number == 12 and plans:
-            return "the disk is\nfull"
-        return None
+        return "the disk is\nfull" if node.number == 12 and plans else None
 
     over.at = at
     result, said = run(over, path)

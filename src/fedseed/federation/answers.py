@@ -91,9 +91,10 @@ class Answers:
             places = {numbers[name]: folder / name for name in hosted.items} if folder is not None else {}
             warn, method = self.replica.progress.warn, hosted.worker.method
             self._masking = Masking(hosted.secure, method, examples, warn, own, known, places)
-            if self._masking.opened > self.replica.at + 1:
+            opened = max((client.opened for client in self._masking.clients.values()), default=0)
+            if opened > self.replica.at + 1:
                 raise FedseedError(
-                    f"{folder}: round {self._masking.opened} of a run of this name was opened here, and the log is at "
+                    f"{folder}: round {opened} of a run of this name was opened here, and the log is at "
                     f"{self.replica.at}: no round is opened twice. Choose another name (--run), or delete these files"
                 )
         return self._masking
@@ -200,21 +201,17 @@ class Answers:
         if asked.round < self.replica.at:
             return True
         self._forget_older()
-        if self._report is None:
-            self._report = await self._about(asked.round, asked.digest)
+        if self._report is None:  # a digest, if it is wanted, and what the work since the last one has cost
+            space, ratio = self.replica.hosted.worker.space, None
+            digest = await self.replica.digest() if asked.digest else NO_DIGEST
+            if (norm := self.replica.norm) is not None:
+                ratio = norm / max(await self.replica.thread.do(space.norm), 1e-30)
+            done, self.replica.spent = self.replica.spent, Cost()
+            self._report = {"round": asked.round, "digest": digest, "spent": done, "ratio": ratio, "metrics": None}
         if asked.evaluate in (self.replica.hosted.host, True) and self._report["metrics"] is None:
             await self._evaluate(self._report)
         await self.presence.say(Report, **self._report)
         return True
-
-    async def _about(self, number: int, hashed: bool) -> dict[str, Any]:
-        """Returns a report: the digest, if it is wanted, and what the work since the last one has cost."""
-        space, ratio = self.replica.hosted.worker.space, None
-        digest = await self.replica.digest() if hashed else NO_DIGEST
-        if (norm := self.replica.norm) is not None:
-            ratio = norm / max(await self.replica.thread.do(space.norm), 1e-30)
-        done, self.replica.spent = self.replica.spent, Cost()
-        return {"round": number, "digest": digest, "spent": done, "ratio": ratio, "metrics": None}
 
     async def _evaluate(self, report: dict[str, Any]) -> None:
         start, model = time.perf_counter(), self.replica.hosted.worker.space.model

@@ -30,7 +30,7 @@ class Round:
     """One round while it is open."""
 
     number: int
-    clients: Sequence[int]
+    clients: list[int]  # in ascending order
     attempt: int = 0
     updates: dict[int, Any] = field(default_factory=dict)
     planned: Content = field(default_factory=Content)  # of a plan
@@ -38,11 +38,6 @@ class Round:
     sizes: dict[int, float] = field(default_factory=dict)  # the same updates', as they say themselves
     said: dict[int, int] = field(default_factory=dict)  # what each that counts claims to weigh, from `screen` on
     outliers: dict[int, str] | None = None  # whose updates were out of all proportion, once that was looked at
-
-    def has(self, client: int) -> bool:
-        """Returns whether a client takes part."""
-        at = bisect_left(self.clients, client)  # they are in ascending order
-        return at < len(self.clients) and self.clients[at] == client
 
 
 class Coordinator:
@@ -189,7 +184,8 @@ class Coordinator:
             raise MessageError(f"client {sender} sent an update in the name of client {message.client}")
         if message.attempt != current.attempt:
             raise MessageError(f"attempt {current.attempt} is open, this answers attempt {message.attempt}")
-        if not current.has(sender):
+        at = bisect_left(current.clients, sender)
+        if current.clients[at : at + 1] != [sender]:
             raise MessageError(f"client {sender} takes no part in round {current.number}")
         if sender in current.updates:
             raise MessageError(f"client {sender} has answered round {current.number} already")

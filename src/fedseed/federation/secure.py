@@ -200,11 +200,6 @@ class Masking:
         common = self.settings.threshold, self.form
         self.clients = {n: SecureClient(n, *common, key, self.known, self.places.get(n)) for n, key in keys.items()}
 
-    @property
-    def opened(self) -> int:
-        """The newest round that one of them has opened."""
-        return max((client.opened for client in self.clients.values()), default=0)
-
     def update(self, state: State, plan: Message, client: int, update: bytes | None) -> bytes:
         """The message that a client sends in place of its update.
 

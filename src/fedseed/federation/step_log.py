@@ -6,7 +6,7 @@ docs/internals.md has the argument.
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fedseed.errors import NetworkError
 from fedseed.federation.control import Beginning
@@ -87,21 +87,16 @@ class StepLog:
             waits: whether the last step, if the files have not got it, waits for its digest.
         """
         steps, self.steps = self.steps, []
-        about = Logged(run, len(steps), digests=self.marks, waits=waits, lasting=self.end.lasting)
-        if not steps:
-            return about
-        self._link = steps[-1][0]
-        if not self.replacing:
-            return replace(about, payloads=[await self._payload(carried) for _, carried in steps])
-        sizes = (Stored.decode(carried).size if is_stored(carried) else len(carried) for _, carried in steps)
-        changed = max((number for number, size in enumerate(sizes, start=1) if size > FRAME_BYTES), default=0)
-        if not changed:
-            return about
-        self._blobs = [f"step-{changed}"]
-        return replace(about, payloads=[await self._payload(steps[changed - 1][1])], changed=changed)
-
-    async def _payload(self, carried: bytes) -> bytes:
-        return (await fetch(self.end, carried, None))[FRAME_BYTES:]
+        wanted, changed = [carried for _, carried in steps], 0
+        if steps:
+            self._link = steps[-1][0]
+        if self.replacing:
+            sizes = (Stored.decode(carried).size if is_stored(carried) else len(carried) for carried in wanted)
+            changed = max((number for number, size in enumerate(sizes, start=1) if size > FRAME_BYTES), default=0)
+            wanted = [wanted[changed - 1]] if changed else []
+            self._blobs = [f"step-{changed}"] if changed else []
+        payloads = [(await fetch(self.end, carried, None))[FRAME_BYTES:] for carried in wanted]
+        return Logged(run, len(steps), payloads, changed, self.marks, waits, self.end.lasting)
 
     async def publish(self, number: int, step: bytes) -> None:
         """Append a step: from here on it counts."""
