@@ -11,7 +11,7 @@ import pytest
 import fedseed
 from fedseed.errors import RecipeError
 from fedseed.models.foreign import own_code
-from fedseed.models.loading import load_model
+from fedseed.models.loading import load_model, outline
 
 SMALL = Path(fedseed.__file__).parent / "base" / "small"
 
@@ -84,3 +84,23 @@ def test_a_configuration_without_an_end(base):
     (base / "config.json").write_text('{"a":' * 100_000)
     with pytest.raises(RecipeError, match="holds no model that can be loaded"):
         load_model(str(base))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "invert": False}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    ],
+)
+def test_a_tokenizer_that_fails_is_refused(base, values):
+    change(base / "tokenizer.json", **values)
+    with pytest.raises(RecipeError, match=r"its tokenizer or image processor can't be loaded"):
+        load_model(str(base))
+
+
+@pytest.mark.parametrize("make", [load_model, outline])
+def test_layers_without_end_are_refused(base, make):
+    change(base / "config.json", num_hidden_layers=10**9)
+    with pytest.raises(RecipeError, match=r"num_hidden_layers = 1,000,000,000 in config.json: at most 4,096"):
+        make(str(base))

@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from safetensors.torch import save_file
 from fedseed import FedAvg, FeedSign
 from fedseed.errors import FedseedError, OrbitError, RecipeError
 from fedseed.models.adapters import LoRA, PromptTuning
-from fedseed.models.loading import load_model, outline
 from fedseed.objectives.losses import CausalLM
 from fedseed.orbit import Header
 from fedseed.orbit.header import AdapterStart
@@ -32,7 +29,6 @@ from fedseed.tasks.own import FilesTask
 from fedseed.weights.digest import base_digest
 from fedseed.weights.layout import Layout, TensorEntry
 from support.command import fedseed
-from support.documents import ROOT
 from support.memory import at_most
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -132,15 +128,6 @@ def test_an_adapter_that_is_larger_than_it_says(settings):
 # -- that would hang or take all memory --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def base(tmp_path):
-    return Path(shutil.copytree(ROOT / "src" / "fedseed" / "base" / "small", tmp_path / "base"))
-
-
-def change(path, **values):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
 @pytest.mark.parametrize("name", ["log.txt", "progress.jsonl", "metrics.jsonl"])
 def test_a_pipe_in_a_runs_folder_is_refused(tmp_path, name):
     os.mkfifo(tmp_path / name)
@@ -178,26 +165,6 @@ def test_half_a_character_is_a_bad_line(tmp_path, row):
         FilesTask(path=str(tmp_path)).load()
     (tmp_path / "a.jsonl").write_text('{"prompt": "\\ud83d\\ude00", "completion": "b"}\n' * 2)  # a whole one
     assert FilesTask(path=str(tmp_path)).load().clients[0].examples[0].prompt == "\U0001f600"
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "invert": False}},
-        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
-    ],
-)
-def test_a_tokenizer_that_fails_is_refused(base, values):
-    change(base / "tokenizer.json", **values)
-    with pytest.raises(RecipeError, match=r"its tokenizer or image processor can't be loaded"):
-        load_model(str(base))
-
-
-@pytest.mark.parametrize("make", [load_model, outline])
-def test_layers_without_end_are_refused(base, make):
-    change(base / "config.json", num_hidden_layers=10**9)
-    with pytest.raises(RecipeError, match=r"num_hidden_layers = 1,000,000,000 in config.json: at most 4,096"):
-        make(str(base))
 
 
 @pytest.mark.parametrize("text", ["{{ 'a' * 4000000000 }}", "{{ messages[0].content * 10 ** 9 }}"])

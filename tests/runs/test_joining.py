@@ -13,7 +13,7 @@ from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading, joining
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.transport.memory import Hub
-from support.instruction_files import write_lines
+from support.instruction_files import rows, write_lines
 from support.together import Together
 
 NAMES = ("east", "north", "south")
@@ -41,10 +41,6 @@ def opened():
     WATCHING.clear()
 
 
-def rows(name, count=8):
-    return [{"prompt": f"{name} {number}:", "completion": f" {number * 7 % 10}"} for number in range(count)]
-
-
 @pytest.fixture
 def folders(tmp_path):
     """A folder as each client sees it, by its name ("all": everything): the others' files are garbage there."""
@@ -52,7 +48,7 @@ def folders(tmp_path):
     for owner in (*NAMES, "all"):
         folder = found[owner] = tmp_path / owner
         for name in NAMES:
-            write_lines(folder / f"{name}.jsonl", rows(name))
+            write_lines(folder / f"{name}.jsonl", rows(name, 8))
             if owner not in (name, "all"):
                 (folder / f"{name}.jsonl").write_bytes(b"\xff\xfe secret")
         write_lines(folder / "test" / "questions.jsonl", rows("test", 4))

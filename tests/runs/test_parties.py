@@ -19,17 +19,13 @@ from fedseed.transport.memory import Hub
 from fedseed.weights.devices import limited
 from fedseed.weights.digest import base_digest
 from support.heard import Heard
-from support.instruction_files import write_lines
+from support.instruction_files import rows, write_lines
 from support.network import until
 from support.together import LOADING, Together
 
 NAMES = ("north", "south", "east")  # not in the order of the alphabet
 PATIENCE = 300.0
 pytestmark = pytest.mark.long  # models are loaded, and tuned
-
-
-def rows(name, count):
-    return [{"prompt": f"{name} {i}:", "completion": f" {i * 7 % 10}"} for i in range(count)]
 
 
 @pytest.fixture(scope="module")

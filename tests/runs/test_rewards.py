@@ -8,7 +8,7 @@ from fedseed.models.loading import load_model
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs.recipe import read_recipe, stored_recipe
 from support.command import fedseed, well
-from support.instruction_files import write_lines
+from support.instruction_files import rows, write_lines
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -39,8 +39,7 @@ def place(tmp_path_factory):
     """A folder with a recipe, data and a reward function, and a run of them."""
     folder = tmp_path_factory.mktemp("rewards")
     for client in ("east", "north"):
-        rows = [{"prompt": f"{client} {n}:", "completion": f" {n * 7 % 10}"} for n in range(12)]
-        write_lines(folder / "data" / f"{client}.jsonl", rows)
+        write_lines(folder / "data" / f"{client}.jsonl", rows(client, 12))
     (folder / "recipe.toml").write_text(RECIPE + "[federation]\njoint = false\n")
     (folder / "rewards.py").write_text(VOWELS)
     well("run", "recipe.toml", "--trust-plugins", cwd=folder)

@@ -10,6 +10,11 @@ def write_lines(path, rows):
     return path
 
 
+def rows(name, count):
+    """Prompts that say whose they are, each with a digit to answer."""
+    return [{"prompt": f"{name} {i}:", "completion": f" {i * 7 % 10}"} for i in range(count)]
+
+
 def write_natural_instructions(folder, train=None, test=None):
     """Write a folder in the form of Natural Instructions v2.8.
 

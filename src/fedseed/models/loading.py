@@ -91,14 +91,9 @@ def _not_there(place: str, why: str = "") -> RecipeError:
 
 
 def load_model(
-    base: str,
-    dtype: str = "float32",
-    trust_remote_code: bool = False,
-    architecture: Architecture | None = None,
-    head: Head | None = None,
-    device: str = "cpu",
-    attention: str | None = None,
-) -> tuple[Any, Any]:
+    base: str, dtype: str = "float32", trust_remote_code: bool = False, architecture: Architecture | None = None,
+    head: Head | None = None, device: str = "cpu", attention: str | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
     """Returns a model and its tokenizer (or what stands in its place).
 
     Args:
@@ -189,13 +184,9 @@ def has_weights(base: str) -> bool:
 
 
 def outline(
-    base: str,
-    dtype: str = "float32",
-    trust_remote_code: bool = False,
-    architecture: Architecture | None = None,
-    head: Head | None = None,
-    attention: str | None = None,
-) -> Any:
+    base: str, dtype: str = "float32", trust_remote_code: bool = False, architecture: Architecture | None = None,
+    head: Head | None = None, attention: str | None = None,
+) -> Any:  # fmt: skip
     """Returns the model that `load_model` would load, on the device "meta": it has no weights and takes no memory.
 
     The arguments are `load_model`'s; a folder needs a config.json and nothing else. Raises RecipeError if the

@@ -18,7 +18,6 @@ from fedseed.methods import Method
 from fedseed.methods.payload import NUMBERS, Content, total
 from fedseed.reports.results import PHASES, RoundLine
 
-Lines = Sequence[RoundLine]
 PASSES = ("forward_passes", "backward_passes")
 COLUMNS = ("bytes", *NUMBERS)
 
@@ -42,7 +41,7 @@ def exchanged(
     return numbers | {f"{n}_down": getattr(down, n) / many + getattr(planned, n) * plan for n in NUMBERS}
 
 
-def mean_exchanged(lines: Lines) -> dict[str, float]:
+def mean_exchanged(lines: Sequence[RoundLine]) -> dict[str, float]:
     """Returns the mean over the rounds of some lines; nothing if none is known, as in lines of an earlier fedseed."""
     known = [(line.exchanged, line.rounds) for line in lines if line.exchanged]
     rounds = sum(count for _, count in known)
@@ -50,7 +49,7 @@ def mean_exchanged(lines: Lines) -> dict[str, float]:
     return {name: sum(found[name] * count for found, count in known) / rounds for name in names}
 
 
-def seconds_per_client(lines: Lines) -> dict[str, float]:
+def seconds_per_client(lines: Sequence[RoundLine]) -> dict[str, float]:
     """Returns the mean seconds by phase of one client in a round in which it takes part.
 
     Args:
@@ -122,7 +121,6 @@ class Downloads:
         self._has = [0] * clients  # how many steps each client has received
         # contents of all steps up to and with each, a column for each of a content's numbers: there may be millions
         self._totals = {name: array("q", [0]) for name in COLUMNS}
-        self._found: tuple[tuple[int, int, int], Content] | None = None  # what was looked up last: many ask the same
         self.changed = 0  # number of the newest step that is not empty
 
     def of(self, client: int) -> Content:
@@ -130,14 +128,10 @@ class Downloads:
         has, last = self._has[client], len(self._totals["bytes"]) - 1
         self._has[client] = last
         steps = self._method.catch_up.needs(has, last, self.changed)
-        return self._between(steps.start - 1, steps.stop - 1) if steps else Content()
-
-    def _between(self, first: int, last: int) -> Content:
-        asked = (first, last, len(self._totals["bytes"]))
-        if self._found is None or self._found[0] != asked:
-            between = {name: column[last] - column[first] for name, column in self._totals.items()}
-            self._found = asked, Content(**between)
-        return self._found[1]
+        if not steps:
+            return Content()
+        first, last = steps.start - 1, steps.stop - 1
+        return Content(**{name: column[last] - column[first] for name, column in self._totals.items()})
 
     def add(self, step: Content) -> None:
         """Counts a new step, which holds this."""

@@ -154,12 +154,12 @@ def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> dic
     Raises:
         RecipeError: a key is missing, or is another than the recipe says.
     """
-    known = {} if recipe.secure_sums is None else recipe.secure_sums.identities
-    if not known and file is not None:
-        raise RecipeError(f"--identity {file}: the recipe has nobody's public key (secure_sums.identities)")
-    if not known or recipe.secure_sums is None:
+    sums = recipe.secure_sums
+    if sums is None or not sums.identities:
+        if file is not None:
+            raise RecipeError(f"--identity {file}: the recipe has nobody's public key (secure_sums.identities)")
         return {}
-    if (problem := recipe.secure_sums.unknown(clients)) is not None:
+    if (problem := sums.unknown(clients)) is not None:
         raise RecipeError(problem)
     if file is None:
         raise RecipeError(
@@ -173,7 +173,7 @@ def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> dic
             found[name] = private_key(path)
         except OrbitError as error:
             raise RecipeError(f"--identity {error}") from error
-        if identity_text(found[name].public_key().public_bytes_raw()) != known[name]:
+        if identity_text(found[name].public_key().public_bytes_raw()) != sums.identities[name]:
             raise RecipeError(f"--identity {path}: it is not the key that secure_sums.identities has for {name}")
     return found
 

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -25,7 +26,6 @@ BOUNDS = {"gt": "above {}", "ge": "from {}", "lt": "below {}", "le": "to {}"}
 TAGS = ("name", "kind")  # keys that say which class a table is
 MUST, NOT_SET = "must be given", "not set"
 TYPES: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything"}
-TOLD = "told"  # the type of errors whose text says everything, key and value included
 SHOWN = 60  # characters of a value in a message
 
 
@@ -177,7 +177,7 @@ def _kind(annotation: Any, marks: Sequence[Any] = ()) -> str:
         return f"list of {_kind(parts[0])}" if parts else "list"
     bounds = [
         text.format("2^64" if limit == SEEDS else f"{limit:,}")
-        for mark in _flat(marks)
+        for mark in chain.from_iterable(mark.metadata if isinstance(mark, FieldInfo) else [mark] for mark in marks)
         for name, text in BOUNDS.items()
         if (limit := getattr(mark, name, None)) is not None
     ]
@@ -185,14 +185,9 @@ def _kind(annotation: Any, marks: Sequence[Any] = ()) -> str:
     return " ".join([name, *bounds])
 
 
-def _flat(marks: Sequence[Any]) -> Iterator[Any]:
-    for mark in marks:
-        yield from _flat(mark.metadata) if isinstance(mark, FieldInfo) else (mark,)
-
-
 def told(text: str) -> PydanticCustomError:
     """Returns an error whose text says everything, key and value included."""
-    return PydanticCustomError(TOLD, "{text}", {"text": text})
+    return PydanticCustomError("told", "{text}", {"text": text})
 
 
 def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseModel]) -> str:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Any, cast
 
@@ -38,7 +39,7 @@ from fedseed.runs.folder import MEMORY
 from fedseed.runs.loop import Run
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import Restored
-from fedseed.runs.workers import Evaluate, Train, Work, Workers
+from fedseed.runs.workers import Work, Workers, look, train
 from fedseed.training.memory import Memory
 from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.devices import limited, peak_on
@@ -144,14 +145,11 @@ class _AtHand(Session):
             self._now.spent.add(answer.spent)
             message = sent.get(client) or silent_message(about.round, about.attempt, str(answer.reason))
             if self.masking is not None:
-                message = self._masked(self.masking, client, sent.get(client), about)
+                try:
+                    message = self.masking.update(self.hosted.worker.state, about, client, sent.get(client))
+                except MessageError:
+                    message = silent_message(about.round, about.attempt, WITHHELD)
             self.rounds.take(self.hosted.names[client], message)
-
-    def _masked(self, masking: Masking, client: int, update: bytes | None, plan: Message) -> bytes:
-        try:
-            return masking.update(self.hosted.worker.state, plan, client, update)
-        except MessageError:
-            return silent_message(plan.round, plan.attempt, WITHHELD)
 
     def _answers(self, plans: dict[int, bytes]) -> list[Answer]:
         """Returns what the clients answer, wherever that is computed."""
@@ -172,9 +170,9 @@ class _AtHand(Session):
         if self._begun:  # others take part than was thought
             self.team.results()
         self._begun, parts = plans, len(self.team.seats)
-        orders: Sequence[Work] = [Train(plan, client) for client, plan in plans.items()]
+        orders: Sequence[Work] = [partial(train, plan, client) for client, plan in plans.items()]
         if self.hosted.worker.shares:
-            orders = [Evaluate(list(plans.values()), list(plans), part, parts) for part in range(parts)]
+            orders = [partial(look, list(plans.values()), list(plans), part, parts) for part in range(parts)]
         self.team.begin(orders)
 
 

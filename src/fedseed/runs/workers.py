@@ -33,23 +33,7 @@ if TYPE_CHECKING:
     from fedseed.federation.hosted import Hosted
 
 
-class Train(NamedTuple):
-    """Do what a plan asks of a client; the result is its `Answer`."""
-
-    plan: bytes
-    client: int
-
-
-class Evaluate(NamedTuple):
-    """Measure a part of the losses that a round's clients have in common; the result says what each look found."""
-
-    plans: Sequence[bytes]  # of all clients that take part
-    clients: Sequence[int]
-    part: int  # of the looks, numbered in order, those whose number is this modulo `parts`
-    parts: int  # how many workers share them
-
-
-Work = Train | Evaluate
+Work = Callable[["Hosted"], Any]  # what a worker does with all it has loaded: `train` or `look`, their arguments given
 
 
 class _DiedError(FedseedError):
@@ -274,7 +258,7 @@ def _live(orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], numbe
             if folder is not None:
                 hosted.worker.memory = Memory(folder)
             hosted.worker.catch_up(records)
-            result = _work(hosted, work)
+            result = work(hosted)
             say(Done(result, peak_on(hosted.worker.space.devices) or resident_memory(peak=True)))
     except Exception as error:
         error.add_note("in a worker process:\n" + "".join(traceback.format_exception(error)).rstrip())
@@ -285,9 +269,14 @@ def _live(orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], numbe
         say(Done(error=error))
 
 
-def _work(hosted: "Hosted", work: Work) -> Any:
-    """Returns a client's answer, or a part of what several clients look at together."""
-    if isinstance(work, Train):
-        return hosted.worker.train(work.plan, work.client, hosted.items[hosted.names[work.client]])
-    items = [hosted.items[hosted.names[client]] for client in work.clients]
-    return hosted.worker.look(work.plans, work.clients, items, work.part, work.parts)
+def train(plan: bytes, client: int, hosted: "Hosted") -> Any:
+    """Does what a plan asks of a client; returns its `Answer`."""
+    return hosted.worker.train(plan, client, hosted.items[hosted.names[client]])
+
+
+def look(plans: Sequence[bytes], clients: Sequence[int], part: int, parts: int, hosted: "Hosted") -> Any:
+    """Measures a part of the losses that a round's clients have in common; returns what each look found.
+
+    The part is of the looks, numbered in order, those whose number is `part` modulo `parts`, the number of workers.
+    """
+    return hosted.worker.look(plans, clients, [hosted.items[hosted.names[c]] for c in clients], part, parts)

@@ -34,13 +34,9 @@ MANY_BYTES = 64 << 20  # with as many bytes of weights or more, the memory of gr
 
 @torch.no_grad()
 def part_losses(
-    space: ParameterSpace,
-    objective: Objective,
-    batches: Sequence[Sequence[Any]],
-    basis: Basis,
-    along: Sequence[int],
+    space: ParameterSpace, objective: Objective, batches: Sequence[Sequence[Any]], basis: Basis, along: Sequence[int],
     scale: float,
-) -> list[list[float]]:
+) -> list[list[float]]:  # fmt: skip
     """Returns mean losses over the terms of the parts of some batches, in one forward pass if that is possible.
 
     Args:
