@@ -13,12 +13,12 @@ ARC                  the k = floor(2 (f / n) (n - f)) longest vectors are clippe
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.aggregation.base import Part, check_vectors
+from fedseed.aggregation.base import Part, Vector, check_vectors
 from fedseed.randomness import Domain, permutation
 
 Matrix = NDArray[np.float64]
@@ -58,14 +58,6 @@ def applied(mixing: Matrix, points: Matrix) -> Matrix:
 def mixed(mixing: Matrix, gram: Matrix) -> Matrix:
     """Returns the products of M X from those of X."""
     return applied(mixing, applied(mixing, gram).T)
-
-
-def bordered(mixing: Matrix, one_more: bool) -> Matrix:
-    """Returns M for n vectors, and possibly one more, which stays as it is."""
-    made = np.pad(mixing, (0, int(one_more)))
-    if one_more:
-        made[-1, -1] = 1.0
-    return made
 
 
 def lengths(gram: Matrix) -> NDArray[np.float64]:
@@ -140,4 +132,10 @@ def adaptive_clipping(gram: Matrix, liars: int) -> Matrix:
     n, found = len(gram), lengths(gram)
     clipped = int(2 * liars / n * (n - liars))
     bound = np.sort(found)[n - clipped - 1]
-    return np.diag(np.minimum(1.0, bound / np.maximum(found, np.finfo(float).tiny)))
+    return np.diag(clipping(found, bound))
+
+
+def clipping(found: Vector, bound: float | Literal["median"]) -> Vector:
+    """Returns min(1, bound / length) for each length; the bound may be their median."""
+    bound = float(np.median(found)) if bound == "median" else bound
+    return np.minimum(1.0, bound / np.maximum(found, np.finfo(float).tiny))
