@@ -89,18 +89,11 @@ def distances_to(gram: Matrix, point: NDArray[np.floating[Any]]) -> NDArray[np.f
 
 
 def nearest_neighbours(gram: Matrix, liars: int) -> Matrix:
-    """Returns nearest-neighbour mixing, (n, n). Of vectors that are as near the first ones count.
-
-    Args:
-        gram: the products of two vectors, (n, n).
-        liars: f.
-    """
-    n = len(gram)
-    kept = n - liars
-    squares = squared_distances(gram)
+    """Returns nearest-neighbour mixing, (n, n), from products of two. Of vectors that are as near the first count."""
+    squares, kept = squared_distances(gram), len(gram) - liars
     np.fill_diagonal(squares, -1.0)  # itself comes first
     nearest = np.argsort(squares, axis=1, kind="stable")[:, :kept]
-    made = np.zeros((n, n))
+    made = np.zeros_like(squares)
     np.put_along_axis(made, nearest, 1.0 / kept, axis=1)
     return made
 
@@ -123,12 +116,7 @@ def buckets(n: int, size: int, seed: int, round: int) -> Matrix:
 
 
 def adaptive_clipping(gram: Matrix, liars: int) -> Matrix:
-    """Returns ARC, (n, n).
-
-    Args:
-        gram: the products of two vectors, (n, n).
-        liars: f.
-    """
+    """Returns ARC, (n, n), from the products of two vectors, where f of them are liars'."""
     n, found = len(gram), lengths(gram)
     clipped = int(2 * liars / n * (n - liars))
     bound = np.sort(found)[n - clipped - 1]
