@@ -111,6 +111,21 @@ class Answers(Sequence[Answer]):
         """Returns what the rule makes of clients' votes, entry by entry; with the mean, their sum without weights."""
         return np.sum(votes, axis=0, dtype=np.float64) if self.rule.linear and votes else self.combine(votes)
 
+    def accumulate(
+        self, before: NDArray[Any], indices: Sequence[NDArray[np.integer[Any]]], values: Sequence[NDArray[Any]]
+    ) -> NDArray[np.float64]:
+        """Returns `before` (1-D) plus what the rule makes of sparse vectors: `values` of each client at its `indices`.
+
+        An index that occurs twice counts twice.
+        """
+        result = before.astype(np.float64)
+        pairs = list(zip(indices, values, strict=True))
+        if pairs and not self.rule.linear:
+            return result + self.combine([np.bincount(at, what, len(before)).astype(np.float64) for at, what in pairs])
+        for (where, what), weight in zip(pairs, self.weights, strict=True):  # orbits depend on their order
+            np.add.at(result, where, weight * what.astype(np.float64))
+        return result
+
 
 class Method(BaseModel, ABC):
     """Settings and the functions of one method. Subclasses stand in a file each.

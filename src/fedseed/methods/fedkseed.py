@@ -174,16 +174,12 @@ class FedKSeed(Population):
         """A_j += c_i rho_j / n in double precision, rounded once (Algorithm 1, line 4); for Pro what Eq. 13 needs."""
         updates: Sequence[Pairs] = answers.updates
         factor = self.factor(answers.round)  # a schedule's, multiplied in: the accumulator says what was really done
-        scaled = [(u.indices, u.scalars.astype(np.float64) * factor / self.population) for u in updates]
+        scaled = [u.scalars.astype(np.float64) * factor / self.population for u in updates]
+        indices = [u.indices for u in updates]
         before = state.step.accumulator
         if self.decay and answers:
             before = before * np.float32(1 - self.decay)
-        total = before.astype(np.float64)
-        if answers and not answers.rule.linear:
-            total += answers.combine([np.bincount(where, rho, len(total)).astype(np.float64) for where, rho in scaled])
-        else:
-            for (where, rho), weight in zip(scaled, answers.weights, strict=True):  # orbits depend on their order
-                np.add.at(total, where, weight * rho)
+        total = answers.accumulate(before, indices, scaled)
         if state.step.sums is None or state.step.uses is None:
             return Accumulated(total.astype(np.float32))
         sums, uses = state.step.sums.astype(np.float64), state.step.uses.copy()

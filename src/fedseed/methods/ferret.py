@@ -18,7 +18,7 @@ The paper prints K for K_l in the first half of Eq. 8; Eq. 7 and Theorem 1 (an u
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,9 +28,8 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Answers, Round
-from fedseed.methods.payload import About, Many, Payload, Ragged, RaggedBits, Scalar, State, Summand, moved
-from fedseed.methods.server import BlockRates
-from fedseed.optimizers.rules import Squares
+from fedseed.methods.payload import About, Many, Payload, Ragged, RaggedBits, Scalar, Summand, moved
+from fedseed.methods.server import BlockRates, BlockState
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.protocol import Client
@@ -151,12 +150,11 @@ def to_bytes(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class FerretState(State):
-    """The last step that carried coefficients, how many did, and what is known of the squares of blocks' changes."""
+class FerretState(BlockState):
+    """The last step that carried coefficients, and how many did."""
 
     previous: CoefficientStep | None = None
     done: int = 0
-    squares: Squares = field(default_factory=Squares)
 
 
 class Ferret(BlockRates):

@@ -17,14 +17,15 @@ So rates of blocks are L numbers that no message carries. An entry's own D^2 is 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import fsum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, PositiveFloat, model_validator
 
 from fedseed.methods.base import Method
-from fedseed.methods.payload import Floats
+from fedseed.methods.payload import Floats, State
 from fedseed.optimizers.rules import Rule, Squares, square
 from fedseed.randomness import Basis
 from fedseed.weights.change import Add, Change, Optimize, Rounding, Term
@@ -53,8 +54,15 @@ class Served(Method):
         return Rule(self.server, rate, self.server_beta1, self.server_beta2, self.server_eps, corrected=False)
 
 
+@dataclass(frozen=True)
+class BlockState(State):
+    """What is known of the squares of blocks' changes."""
+
+    squares: Squares = field(default_factory=Squares)
+
+
 class BlockRates(Served):
-    """Settings of what coefficients on directions, block by block, do to the weights. A state has `squares`.
+    """Settings of what coefficients on directions, block by block, do to the weights.
 
     Args (besides those of `Served`):
         global_rate: eta_g, the rate of the step that the answers make.
@@ -75,7 +83,7 @@ class BlockRates(Served):
     def _beta(self) -> float | None:
         return self.server_beta2 if self.block_rate == "rms" else None
 
-    def squares_after(self, state: Any, parts: Parts) -> Squares:
+    def squares_after(self, state: BlockState, parts: Parts) -> Squares:
         """Returns what is known of |D_l|^2 / d_l after a step of these parts."""
         if self.block_rate == "same" or not parts:
             return state.squares
@@ -85,7 +93,7 @@ class BlockRates(Served):
             found.append(fsum(rho * len(gamma) * square(gamma) for rho, gamma in each) / size)
         return state.squares.take(found, self._beta)
 
-    def descent(self, state: Any, parts: Parts, rounding: Rounding | None) -> Change:
+    def descent(self, state: BlockState, parts: Parts, rounding: Rounding | None) -> Change:
         """Returns the change w <- w - eta_g D, or what the settings make of D = sum of the parts."""
         if self.block_rate != "same":
             over = [root + self.server_eps for root in self.squares_after(state, parts).roots(self._beta)]
