@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedseed import FedKSeed, FedMeZO, FeedSign, MeZO, Orbit, ZOFedSGD
+from fedseed import FedKSeed, FedMeZO, FeedSign, MeZO, Orbit, RandOpt, ZOFedSGD
 from fedseed.federation.worker import Worker
 from fedseed.optimizers.rules import Squares
 from support.problem import Problem
@@ -13,6 +13,7 @@ from support.tiers import mark
 from support.zeroth_order import OBJECTIVE, QUICK, federation, model
 
 MANY = QUICK | {"population": 8, "basis": "lowrank"}
+RANDOPT = {"candidates": 16, "best": 3, "scale": 0.05, "learning_rate": 0.05, "batch": 40}
 HALF, SHORT = torch.bfloat16, torch.float16
 ZEROTH = {  # a method, its clients and its weights
     "fzoo": (MeZO(**MANY | {"learning_rate": 1e-4}, estimator="one-point", divide_by="deviation"), 1, torch.float32),
@@ -26,6 +27,8 @@ ZEROTH = {  # a method, its clients and its weights
     "momentum": (ZOFedSGD(**QUICK | {"learning_rate": 5e-3}, optimizer="momentum"), 3, torch.float32),
     "meazo": (ZOFedSGD(**QUICK, seeds="shared", divide_by="scalar"), 3, HALF),
     "rebuilt": (MeZO(**QUICK, basis="normal", optimizer="adam-rebuilt", horizon=3, small_steps="stochastic"), 1, HALF),
+    "randopt": (RandOpt(**RANDOPT), 3, torch.float32),
+    "randopt-base": (RandOpt(**RANDOPT, small_steps="from-base"), 3, HALF),
     "hiso": (ZOFedSGD(**QUICK, basis="normal", optimizer="hiso", beta2=0.9), 3, HALF),
 }
 GRADIENTS = {

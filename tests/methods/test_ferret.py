@@ -119,7 +119,7 @@ def test_wrong_updates_are_refused():
         method.decode_update(state, 2, good.encode())  # an old round's seed
     with pytest.raises(MessageError, match="2 parts"):
         method.decode_step(state, good.encode() * 2)
-    with pytest.raises(ValueError, match="directions = 3: the model has 4 blocks"):
+    with pytest.raises(ValueError, match=r"method\.directions = 3: the model has 4 blocks"):
         Ferret(directions=3, allocation="size").start(LAYOUT, 1)
     assert Ferret(directions=4, allocation="size").start(LAYOUT, 1) == Ferret(directions=3).start(LAYOUT, 1)
 

@@ -40,15 +40,6 @@ def test_a_round_is_the_average_of_the_best_models(small_steps, tmp_path, withou
         torch.testing.assert_close(found.detach(), sum(models[j][i] for j in best) / 3)
 
 
-@pytest.mark.parametrize("small_steps", ["nearest", "from-base"])
-def test_rounds_of_it_learn_and_the_orbit_is_the_model(small_steps, tmp_path, without_pictures):
-    method = METHOD.model_copy(update={"small_steps": small_steps})
-    summary = federation(method, rounds=20, out=tmp_path / "run").run().summary
-    assert summary["final"]["loss"] < summary["baseline"]["loss"] - 0.2
-    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
-    assert orbit.replay(model()) == summary["weights_digest"]
-
-
 def test_scores_and_numbers_have_their_sizes_and_lies_are_refused():
     assert len(scores(*range(16)).encode()) == 64
     step = METHOD.aggregate(STATE, answers(1, [(0, 0.5, scores(*range(16))), (1, 0.5, scores(*[0] * 15, -99))]))

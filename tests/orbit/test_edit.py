@@ -101,39 +101,28 @@ def test_what_can_not_be_compacted(tmp_path):
 # -- sizes, on the small base --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def on_small_base(small):
-    """Headers as runs on the small base write them."""
-    model, _ = small
-    digest = base_digest(model)
-
-    def header(method):
-        return Header("small", digest, "float32", ParameterSpace(model, method.blocks).layout, method, 1)
-
-    return header
-
-
-def write(path, header, steps):
+def write(path, base, method, steps):
+    """Writes an orbit as a run on this base does, and returns it."""
+    header = Header("small", base_digest(base), "float32", ParameterSpace(base, method.blocks).layout, method, 1)
     writer = OrbitWriter(path, header)
     for number, step in enumerate(steps, start=1):
         writer.append(Record(number, step.encode(), "12" * 16))
     writer.close()
-    return path.stat().st_size
+    return Orbit.open(path)
 
 
-def test_ten_thousand_feedsign_steps_take_2_kb(on_small_base, tmp_path, monkeypatch):
+def test_ten_thousand_feedsign_steps_take_2_kb(small, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    header = on_small_base(FeedSign())
     signs = np.random.default_rng(0).choice([-1, 1], 10_000).astype(np.int8)
-    size = write(tmp_path / "a.orbit", header, (Votes(signs[i : i + 1]) for i in range(10_000)))
-    assert size == len(header.encode()) + 16 + (48 + 1250) + 48  # header, one record, the end
-    assert size <= 2000
-    assert [r.payload for r in Orbit.open(tmp_path / "a.orbit").steps()] == [bytes([int(s > 0)]) for s in signs]
+    orbit = write(tmp_path / "a.orbit", small[0], FeedSign(), (Votes(signs[i : i + 1]) for i in range(10_000)))
+    size = (tmp_path / "a.orbit").stat().st_size
+    assert size == len(orbit.header.encode()) + 16 + (48 + 1250) + 48 <= 2000  # header, one record, the end
+    assert [r.payload for r in orbit.steps()] == [bytes([int(s > 0)]) for s in signs]
 
 
-def test_the_final_model_of_fedkseed_takes_17_kb(on_small_base, tmp_path):
+def test_the_final_model_of_fedkseed_takes_17_kb(small, tmp_path):
     numbers = np.random.default_rng(0).normal(size=4096).astype(np.float32)
-    write(tmp_path / "a.orbit", on_small_base(FedKSeed(small_steps="stochastic")), [Accumulated(numbers)] * 40)
+    write(tmp_path / "a.orbit", small[0], FedKSeed(small_steps="stochastic"), [Accumulated(numbers)] * 40)
     assert edit.compact(tmp_path / "a.orbit", tmp_path / "b.orbit").size <= 17_000
 
 

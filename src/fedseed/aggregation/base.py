@@ -16,13 +16,9 @@ Part = Sequence[NDArray[np.floating[Any]]]  # the same entries of each client's 
 
 @dataclass(frozen=True)
 class Parts(Iterable[Part]):
-    """Hands out long vectors of clients a part at a time, as often as they are gone through.
+    """Hands out long vectors of clients a part at a time, as often as they are gone through."""
 
-    Args:
-        make: returns an iterator over the parts, from the first on.
-    """
-
-    make: Callable[[], Iterator[Part]]
+    make: Callable[[], Iterator[Part]]  # returns an iterator over the parts, from the first on
 
     def __iter__(self) -> Iterator[Part]:
         return self.make()
@@ -36,18 +32,13 @@ def padded(part: Part) -> Part:
 
 @dataclass
 class Past:
-    """Says what a rule may know besides a round's vectors.
+    """Says what a rule may know besides a round's vectors."""
 
-    Args:
-        seed: the run's seed, which with the round's number decides what a rule draws.
-        round: the round's number.
-        outcome: the outcome of the last round that had one, part by part, if the rule remembers it; else None.
-        next: this round's outcome, which the rule leaves here if it remembers it.
-    """
-
-    seed: int = 0
+    seed: int = 0  # the run's seed, which with the round's number decides what a rule draws
     round: int = 0
+    # the outcome of the last round that had one, part by part, if the rule remembers it; else None
     outcome: Sequence[NDArray[np.floating[Any]]] | None = None
+    # this round's outcome, which the rule leaves here if it remembers it
     next: list[NDArray[np.float32]] = field(default_factory=list)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.aggregation.base import Vector
-from fedseed.aggregation.geometry import Matrix, distances_to, lengths
+from fedseed.aggregation.geometry import Matrix, clipping, distances_to, lengths
 from fedseed.aggregation.robust import Geometric
 
 
@@ -39,7 +39,7 @@ class NormBound(Geometric):
 
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
         found = lengths(gram)
-        return clipping(found, float(np.median(found)) if self.bound == "median" else self.bound) / len(found)
+        return clipping(found, self.bound) / len(found)
 
 
 class CentredClipping(Geometric):
@@ -74,13 +74,7 @@ class CentredClipping(Geometric):
             centre[n] = 1.0
         found = centre.copy()
         for _ in range(self.iterations):
-            far = distances_to(gram, found)[:n]
-            each = clipping(far, float(np.median(far)) if self.radius == "median" else self.radius) / n
+            each = clipping(distances_to(gram, found)[:n], self.radius) / n
             found = (1.0 - each.sum()) * found
             found[:n] += each
         return self.momentum * centre + (1.0 - self.momentum) * found
-
-
-def clipping(found: Vector, bound: float) -> Vector:
-    """Returns min(1, bound / length) for each length."""
-    return np.minimum(1.0, bound / np.maximum(found, np.finfo(float).tiny))

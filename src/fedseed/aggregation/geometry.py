@@ -13,12 +13,12 @@ ARC                  the k = floor(2 (f / n) (n - f)) longest vectors are clippe
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.aggregation.base import Part, check_vectors
+from fedseed.aggregation.base import Part, Vector, check_vectors
 from fedseed.randomness import Domain, permutation
 
 Matrix = NDArray[np.float64]
@@ -60,14 +60,6 @@ def mixed(mixing: Matrix, gram: Matrix) -> Matrix:
     return applied(mixing, applied(mixing, gram).T)
 
 
-def bordered(mixing: Matrix, one_more: bool) -> Matrix:
-    """Returns M for n vectors, and possibly one more, which stays as it is."""
-    made = np.pad(mixing, (0, int(one_more)))
-    if one_more:
-        made[-1, -1] = 1.0
-    return made
-
-
 def lengths(gram: Matrix) -> NDArray[np.float64]:
     """Returns |x_i|, (n,)."""
     return np.sqrt(np.maximum(np.diagonal(gram), 0.0))
@@ -97,18 +89,11 @@ def distances_to(gram: Matrix, point: NDArray[np.floating[Any]]) -> NDArray[np.f
 
 
 def nearest_neighbours(gram: Matrix, liars: int) -> Matrix:
-    """Returns nearest-neighbour mixing, (n, n). Of vectors that are as near the first ones count.
-
-    Args:
-        gram: the products of two vectors, (n, n).
-        liars: f.
-    """
-    n = len(gram)
-    kept = n - liars
-    squares = squared_distances(gram)
+    """Returns nearest-neighbour mixing, (n, n), from products of two. Of vectors that are as near the first count."""
+    squares, kept = squared_distances(gram), len(gram) - liars
     np.fill_diagonal(squares, -1.0)  # itself comes first
     nearest = np.argsort(squares, axis=1, kind="stable")[:, :kept]
-    made = np.zeros((n, n))
+    made = np.zeros_like(squares)
     np.put_along_axis(made, nearest, 1.0 / kept, axis=1)
     return made
 
@@ -131,13 +116,14 @@ def buckets(n: int, size: int, seed: int, round: int) -> Matrix:
 
 
 def adaptive_clipping(gram: Matrix, liars: int) -> Matrix:
-    """Returns ARC, (n, n).
-
-    Args:
-        gram: the products of two vectors, (n, n).
-        liars: f.
-    """
+    """Returns ARC, (n, n), from the products of two vectors, where f of them are liars'."""
     n, found = len(gram), lengths(gram)
     clipped = int(2 * liars / n * (n - liars))
     bound = np.sort(found)[n - clipped - 1]
-    return np.diag(np.minimum(1.0, bound / np.maximum(found, np.finfo(float).tiny)))
+    return np.diag(clipping(found, bound))
+
+
+def clipping(found: Vector, bound: float | Literal["median"]) -> Vector:
+    """Returns min(1, bound / length) for each length; the bound may be their median."""
+    bound = float(np.median(found)) if bound == "median" else bound
+    return np.minimum(1.0, bound / np.maximum(found, np.finfo(float).tiny))

@@ -11,7 +11,6 @@ them, and needs n > 2 f + 2.
 All distances are needed, so the cost grows with n^2.
 """
 
-from abc import abstractmethod
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -22,8 +21,15 @@ from fedseed.aggregation.geometry import Matrix, squared_distances
 from fedseed.aggregation.robust import Geometric
 
 
-class _Scored(Geometric):
-    """Takes the mean of the vectors with the least scores."""
+class Krum(Geometric):
+    """Chooses the vector with the least score.
+
+    Args (besides those of `Robust`):
+        liars: f, how many clients may lie.
+    """
+
+    name: Literal["krum"] = "krum"
+    about: ClassVar[str] = "the vector of the client whom most others are near to; stands f liars; n^2 distances"
 
     liars: NonNegativeInt = 1
 
@@ -35,34 +41,19 @@ class _Scored(Geometric):
         made[best] = 1.0 / len(best)
         return made
 
-    @abstractmethod
     def wanted(self, n: int) -> int:
-        """Returns how many of n vectors are chosen."""
-
-
-class Krum(_Scored):
-    """Chooses the vector with the least score.
-
-    Args (besides those of `Robust`):
-        liars: f, how many clients may lie.
-    """
-
-    name: Literal["krum"] = "krum"
-    about: ClassVar[str] = "the vector of the client whom most others are near to; stands f liars; n^2 distances"
-
-    def wanted(self, n: int) -> int:
+        """Returns how many of n vectors are chosen, of which the outcome is the mean."""
         return 1
 
 
-class MultiKrum(_Scored):
+class MultiKrum(Krum):
     """Takes the mean of the m vectors with the least scores.
 
-    Args (besides those of `Robust`):
-        liars: f, how many clients may lie.
+    Args (besides those of `Krum`):
         chosen: m, how many vectors the outcome is the mean of; by default n - f.
     """
 
-    name: Literal["multi-krum"] = "multi-krum"
+    name: Literal["multi-krum"] = "multi-krum"  # type: ignore[assignment]
     about: ClassVar[str] = "the mean of the m vectors that Krum likes best; stands f liars; n^2 distances"
 
     chosen: PositiveInt | None = None

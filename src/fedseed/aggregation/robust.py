@@ -25,7 +25,6 @@ from fedseed.aggregation.geometry import (
     Matrix,
     adaptive_clipping,
     applied,
-    bordered,
     buckets,
     columns,
     gram_of,
@@ -150,6 +149,8 @@ class Geometric(Robust):
 
     def _outcome(self, gram: Matrix | None, mixing: Matrix, past: bool) -> Callable[[Matrix], Vector]:
         assert gram is not None
-        whole = bordered(mixing, past)
+        whole = np.pad(mixing, (0, int(past)))
+        if past:  # the last outcome stays as it is
+            whole[-1, -1] = 1.0
         shares = self.coefficients(mixed(whole, gram), past) @ whole
         return lambda points: shares @ points

@@ -14,7 +14,7 @@ from fedseed.errors import MessageError
 from fedseed.federation.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods import Method
-from fedseed.methods.base import Answer, Answers, too_few
+from fedseed.methods.base import Answer, Answers
 from fedseed.methods.base import Round as PlannedRound
 from fedseed.methods.payload import About, Content, Payload, State
 from fedseed.privacy import misfit, protection_of
@@ -66,7 +66,7 @@ class Coordinator:
         self.examples = list(examples)
         self.per_round = per_round
         self.aggregation = aggregation or Mean()
-        if problem := misfit(method, self.aggregation) or too_few(self.aggregation, per_round):
+        if problem := misfit(method, self.aggregation, per_round):
             raise ValueError(problem)
         self.state = method.start(layout, seed)
         self.steps = 0  # that were made, counted here: what privacy they have spent hangs on nothing else

@@ -265,10 +265,3 @@ def misfit(method: Method, rule: AggregationRule) -> str | None:
             'or take such a method (fedkseed, ferret with seeds = "fixed", or one that sends weights or gradients)'
         )
     return None
-
-
-def too_few(rule: AggregationRule, per_round: int) -> str | None:
-    """Returns why so many clients a round are too few for a rule; None if they are enough."""
-    if problem := rule.shortage(per_round):
-        return f"{problem} clients in a round (federation.per_round): take more of them, or fewer liars"
-    return None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.aggregation.base import Part, Parts
+from fedseed.aggregation.base import Parts
 from fedseed.methods.base import EVERY_STEP, NEWEST_STEP, Answers, CatchUp
 from fedseed.methods.payload import SMALLEST_MOVE, About, Payload, Scalar, State, Tensors, from_floats, to_floats
 from fedseed.methods.server import Served
@@ -117,16 +117,12 @@ class DenseState(State):
         before, where these are known.
         """
         sent = [update.data for update in answers.updates]
-        origin = self.weights if of_moves and answers.rule.geometric else None
-
-        def parts() -> Iterator[Part]:
-            for at in cut(self.layout):
-                part = [to_floats(one[at.where], at.dtype) for one in sent]
-                before = None if origin is None else to_floats(origin.data[at.where], at.dtype).astype(np.float64)
-                yield part if before is None else [one - before for one in part]
-
-        combined = answers.combine_parts(Parts(parts))
-        return combined if origin is None else map(np.add, combined, pieces(self.layout, origin.data))
+        if self.weights is None or not (of_moves and answers.rule.geometric):
+            whole = Parts(lambda: ([to_floats(one[at.where], at.dtype) for one in sent] for at in cut(self.layout)))
+            return answers.combine_parts(whole)
+        before = self.weights.data
+        moves = Parts(lambda: zip(*(pieces(self.layout, one, before) for one in sent), strict=True))
+        return map(np.add, answers.combine_parts(moves), pieces(self.layout, before))
 
 
 class Dense(Served):

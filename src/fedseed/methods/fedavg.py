@@ -45,8 +45,7 @@ class Averaged(Dense):
         return self.global_rate
 
     def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
-        for mean, before in zip(state.combine(answers, of_moves=True), known(state), strict=True):
-            yield mean - before
+        return map(np.subtract, state.combine(answers, of_moves=True), known(state))
 
     def aggregate(self, state: Any, answers: Answers) -> Any:
         """Returns the mean, rounded once to each tensor's dtype; plain averaging needs no old weights."""

@@ -85,5 +85,4 @@ class FedSGD(Dense):
 
     def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
         """Yields -sum_i c_i g_i."""
-        for mean in state.combine(answers):
-            yield -mean
+        return map(np.negative, state.combine(answers))

@@ -23,7 +23,6 @@ from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import Population
 from fedseed.randomness.stream import coins
 from fedseed.training.protocol import Client
-from fedseed.weights.change import Change
 
 Signs = NDArray[np.int8]
 MOST = 1 << 16  # votes of a step
@@ -87,12 +86,8 @@ class FeedSign(Population, Stepwise):
         """Takes the majority for each direction (Eq. 4); of another rule's outcome the sign."""
         return Votes(self._settled(answers.tally([update.signs for update in answers.updates]), state, answers.round))
 
-    def change(self, state: StepState, step: Votes) -> Change:
-        """w <- w - eta sum_i f_i z_i, rounded once (Eq. 3)."""
-        return self.descent(state, step.signs)
-
-    def advance(self, state: StepState, step: Votes) -> StepState:
-        return self.count(state, step.signs)
+    def summed(self, state: StepState, step: Votes) -> tuple[Signs, None]:
+        return step.signs, None
 
     def _settled(self, values: NDArray[Any], state: StepState, number: int) -> Signs:
         """Returns the signs of values, of zeros the step's coins."""

@@ -21,7 +21,7 @@ from fedseed.methods.payload import Array, Measured, Nothing
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import Population, shares
 from fedseed.training.protocol import Client
-from fedseed.weights.change import Change, Floats
+from fedseed.weights.change import Floats
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,3 @@ class MeZO(Population, Stepwise):
 
     def aggregate(self, state: StepState, answers: Answers) -> Estimates:
         return Estimates(answers.combine([u.scalars for u in answers.updates]).astype(np.float32))
-
-    def change(self, state: StepState, step: Estimates) -> Change:
-        """w <- w - (eta / n) sum_j rho_j z_j, rounded once."""
-        return self.descent(state, step.scalars)
-
-    def advance(self, state: StepState, step: Estimates) -> StepState:
-        return self.count(state, step.scalars)

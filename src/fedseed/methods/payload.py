@@ -480,12 +480,11 @@ class Tensors(Codec):
             return data
         if len(data) != layout.dense_bytes:
             raise MessageError(f"{len(data)} bytes of weights, the model has {layout.dense_bytes}")
-        position = 0
+        within = Reader(data)
         for entry in layout.tensors:
-            size = entry.size * ITEM_BYTES[entry.dtype]
-            if not np.isfinite(to_floats(data[position : position + size], entry.dtype)).all():
+            part = within.take(entry.size * ITEM_BYTES[entry.dtype])
+            if not np.isfinite(to_floats(part, entry.dtype)).all():
                 raise MessageError(f"tensor {entry.name} has a value that is NaN or infinite")
-            position += size
         return data
 
 

@@ -24,7 +24,7 @@ from fedseed.methods.payload import About, Array, Nothing, Payload, Scalars
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import MOST
 from fedseed.training.protocol import Client
-from fedseed.weights.change import Change, Floats, Term
+from fedseed.weights.change import Floats, Term
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,7 @@ class RandOpt(Stepwise):
         scores = answers.combine([update.scalars for update in answers.updates])
         return Chosen(np.sort(np.argsort(scores, kind="stable")[: self.best]).astype(np.uint32))
 
-    def change(self, state: StepState, step: Chosen) -> Change:
-        """w <- w + (eta / k) sum_{j in J} z_j, rounded once."""
-        return self.descent(state, *self._descended(state, step))
-
-    def advance(self, state: StepState, step: Chosen) -> StepState:
-        return self.count(state, *self._descended(state, step))
-
-    def _descended(self, state: StepState, step: Chosen) -> tuple[Floats, list[Term]]:
+    def summed(self, state: StepState, step: Chosen) -> tuple[Floats, list[Term]]:
         """Returns -1 / k for each direction that was chosen, and a term for each of these alone."""
         coefficients = np.zeros(self.candidates if len(step.chosen) else 0, dtype=np.float32)
         coefficients[step.chosen] = np.float32(-1 / self.best)

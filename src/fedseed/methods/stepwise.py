@@ -116,6 +116,16 @@ class Stepwise(ZerothOrder):
         """Returns the indices of the directions of step `number`."""
         return range((number - 1) * self.per_step, number * self.per_step)
 
+    def summed(self, state: StepState, step: Any) -> tuple[np.ndarray[Any, Any], Sequence[Term] | None]:
+        """Returns a step's coefficients (none: nobody answered), and its sum if not along the step's own directions."""
+        return step.scalars, None
+
+    def change(self, state: StepState, step: Any) -> Change:
+        return self.descent(state, *self.summed(state, step))
+
+    def advance(self, state: StepState, step: Any) -> StepState:
+        return self.count(state, *self.summed(state, step))
+
     def count(
         self, state: StepState, coefficients: np.ndarray[Any, Any], terms: Sequence[Term] | None = None
     ) -> StepState:

@@ -142,11 +142,6 @@ class ZerothOrder(Method):
         """Returns the two-point estimate along direction k. Raises NonFiniteError: the losses are not usable."""
         return cast(Projection, client.estimates(self, basis, [k], items)[0])
 
-    @property
-    def parts(self) -> int:
-        """Returns n, of how many equal parts a batch is made that are each looked at along a direction of their own."""
-        return 1
-
     def measured(
         self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool
     ) -> list[Projection]:
@@ -164,7 +159,8 @@ class ZerothOrder(Method):
         Raises:
             NonFiniteError: no estimate of a population is usable; without one, a single one is not.
         """
-        n, width = self.parts, self.scale if one_sided else 2 * self.scale
+        n: int = getattr(self, "population", 1)
+        width = self.scale if one_sided else 2 * self.scale
         plus: list[list[float]] = []
         minus: list[list[float]] = []
         with client.autocast(self.autocast):
@@ -260,10 +256,6 @@ class Population(ZerothOrder):
                 "part of the batch"
             )
         return self
-
-    @property
-    def parts(self) -> int:
-        return self.population
 
 
 def shares(found: Sequence[Projection]) -> Floats:

@@ -24,7 +24,7 @@ from fedseed.methods.payload import About, Array, Floats, Nothing, Scalars, larg
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import Population
 from fedseed.training.protocol import Client
-from fedseed.weights.change import Change, Term
+from fedseed.weights.change import Term
 
 
 class OneByte(Array):
@@ -144,20 +144,12 @@ class ZOFedSGD(Population, Stepwise):
             return Projections(scalars, indices=np.array([u.indices[0] for u in answers.updates], dtype=np.uint32))
         return Projections((answers.combine([u.scalars for u in answers.updates]) / n).astype(np.float32))
 
-    def change(self, state: StepState, step: Projections) -> Change:
-        """w <- w - eta sum_k c_k rho_k z_k, rounded once."""
-        return self.descent(state, step.scalars, self._own_terms(state, step))
-
-    def advance(self, state: StepState, step: Projections) -> StepState:
-        return self.count(state, step.scalars, self._own_terms(state, step))
-
-    def _own_terms(self, state: StepState, step: Projections) -> list[Term] | None:
-        """Returns the step's sum along the clients' own directions; None: they share one."""
+    def summed(self, state: StepState, step: Projections) -> tuple[Floats, list[Term] | None]:
         if step.indices is None:
-            return None
+            return step.scalars, None
         basis = self.directions(state.seed)
         pairs = zip(step.indices, self.divided(state, step.scalars).reshape(-1, self.population), strict=True)
-        return [Term(basis, rho, int(k)) for k, rho in pairs]
+        return step.scalars, [Term(basis, rho, int(k)) for k, rho in pairs]
 
     @property
     def update_type(self) -> type[Projections]:  # type: ignore[override]

@@ -83,9 +83,7 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
 def _code(text: str) -> str:
     """Returns a text as a code span that shows it as it is, between as many backticks as that takes."""
     line = clean(" ".join(text.split()))
-    fence = "`"
-    while fence in line:
-        fence += "`"
+    fence = max(re.findall("`+", line), key=len, default="") + "`"
     space = " " if line[:1] == "`" or line[-1:] == "`" else ""
     return f"{fence}{space}{line}{space}{fence}"
 

@@ -5,6 +5,8 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from math import inf
 
 from fedseed.errors import MessageError
 from fedseed.methods import Method
@@ -64,13 +66,9 @@ class Steps:
     upto: int | None = None  # number of the last step; None: all
 
     def __iter__(self) -> Iterator[Record]:
-        for part in self.parts:
-            if self.upto is not None and part.round > self.upto:
-                return
-            for record in part.unpack(self.method):
-                if self.upto is not None and record.round > self.upto:
-                    return
-                yield record
+        last = inf if self.upto is None else self.upto
+        steps = (step for part in self.parts if part.round <= last for step in part.unpack(self.method))
+        return takewhile(lambda step: step.round <= last, steps)
 
 
 def link(previous: bytes, data: bytes) -> bytes:

@@ -202,8 +202,8 @@ def protection_of(method: Method) -> "Protection | None":
     return ProtectedExamples(method, PrivateScalars(settings, getattr(method, "steps", 1), size.batch))
 
 
-def misfit(method: Method, rule: AggregationRule) -> str | None:
-    """Returns why a rule can't combine a method's answers, private or not; None if it can."""
+def misfit(method: Method, rule: AggregationRule, per_round: int | None = None) -> str | None:
+    """Returns why a rule can't combine a method's answers, private or not, of so many clients; None if it can."""
     settings, epsilon = settings_of(method), vote_epsilon(method)
     said = f'aggregation.name = "{rule.name}"'
     if problem := base.misfit(method, rule):
@@ -218,6 +218,8 @@ def misfit(method: Method, rule: AggregationRule) -> str | None:
             f"{said} does not fit {method.name}: epsilon = {epsilon:g}: the private draw is made of the sum of all "
             "votes, each counting the same"
         )
+    if per_round is not None and (problem := rule.shortage(per_round)):
+        return f"{problem} clients in a round (federation.per_round): take more of them, or fewer liars"
     return None
 
 

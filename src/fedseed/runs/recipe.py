@@ -18,7 +18,6 @@ from fedseed.attacks.updates import AttackSettings, attack_problem
 from fedseed.errors import RecipeError, closest
 from fedseed.federation.bounds import Bounds
 from fedseed.methods import Method, without_gradients
-from fedseed.methods.base import too_few
 from fedseed.models import PACKAGED
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
@@ -410,8 +409,7 @@ class Recipe(Table):
         per_round, clients, sums = self.federation.per_round, self.federation.clients, self.secure_sums
         known = per_round or (None if clients is None else self.federation.count(len(clients)))
         problems = (
-            misfit(self.method, self.aggregation),
-            None if known is None else too_few(self.aggregation, known),
+            misfit(self.method, self.aggregation, known),
             None if self.attack is None else attack_problem(self.method, self.attack.kind),
             None if sums is None else secure_problem(sums, self.method, self.aggregation, per_round),
             None if sums is None else sums.unknown(clients or ()),
