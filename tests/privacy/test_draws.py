@@ -1,5 +1,6 @@
 """Exact draws: whole numbers and the discrete Gaussian, from random bytes that a test gives; private batches."""
 
+from collections import Counter
 from fractions import Fraction
 from itertools import islice
 from math import exp
@@ -23,18 +24,11 @@ def odds(sigma, far=40):
 
 def chi_square(found, expected):
     """Over the values that are expected ten times at least, and all others together: (statistic, cells)."""
-    count, rest, statistic, cells = len(found), 0.0, 0.0, 0
-    values, seen = np.unique(found, return_counts=True)
-    seen = dict(zip(values.tolist(), seen.tolist(), strict=True))
-    left = count
-    for value, p in expected.items():
-        if p * count < 10:
-            rest += p * count
-            continue
-        statistic += (seen.get(value, 0) - p * count) ** 2 / (p * count)
-        left -= seen.get(value, 0)
-        cells += 1
-    return statistic + (left - rest) ** 2 / max(rest, 1), cells
+    count, seen = len(found), Counter(found.tolist())
+    usual = {value: p * count for value, p in expected.items() if p * count >= 10}
+    statistic = sum((seen[value] - times) ** 2 / times for value, times in usual.items())
+    rest, left = count - sum(usual.values()), count - sum(seen[value] for value in usual)
+    return statistic + (left - rest) ** 2 / max(rest, 1), len(usual)
 
 
 @pytest.mark.parametrize("sigma", [1, 2, 7])

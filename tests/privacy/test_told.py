@@ -100,13 +100,7 @@ class Recorded(Transport):
 def over(way, kind, out, ask=False, restart=False, recipe=RECIPE):
     """A run with a process for each two clients; what was carried.
 
-    Args:
-        way: the transport.
-        kind: of data.
-        out: the coordinator's folder.
-        ask: for the status, after each line of metrics.
-        restart: the coordinator ends after round 2, and another goes on.
-        recipe: the recipe's tables.
+    `ask`: for the status, after each line of metrics. `restart`: the coordinator ends after round 2, another goes on.
     """
     heard, checked = [], Recipe.model_validate(recipe)
     listening = Recorded(way, heard)

@@ -40,13 +40,7 @@ class InMemory(Hub):
 
 
 class AtAddress:
-    """What an address asks for.
-
-    Args:
-        url: the address.
-        interrupt: breaks an end's connection, which comes back by itself; None: it can't be done from outside.
-        key: everybody's key file.
-    """
+    """What an address asks for; `interrupt` breaks an end's connection, which comes back by itself."""
 
     def __init__(self, url, interrupt=None, key=None):
         self._access, self._interrupt = Access(url, key), interrupt
@@ -108,8 +102,7 @@ def contract(test):
         finally:
             await room.close()
 
-    run.__name__ = test.__name__
-    run.__doc__ = test.__doc__
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run
 
 
@@ -264,6 +257,8 @@ async def test_a_log_begins_empty_and_keeps_its_entries(room):
     assert await later.log() == await (await room.watcher()).log() == Log(5, over=False)
     assert await later.entries(5) == [b"entry %d" % number for number in range(1, 6)]
     assert await later.entries(0) == []
+    await writer.finish()  # which is told to whoever may not read it, too
+    assert await later.log() == await (await room.watcher()).log() == Log(5, over=True)
 
 
 @contract
@@ -431,13 +426,3 @@ async def test_an_owner_stores_no_more_than_it_may_and_nobody_finds_anything_els
     stranger = await room.client("stranger")  # it has no room at all
     with pytest.raises(NetworkError, match="can't be stored"):
         await stranger.put("x", b"1")
-
-
-@contract
-async def test_that_a_log_is_over_is_told_to_who_may_not_read_it(room):
-    """And all that stood in it stays."""
-    _, writer = await room.log()
-    await writer.append(b"last")
-    watching = await room.watcher()
-    await writer.finish()
-    assert await watching.log() == Log(1, over=True)

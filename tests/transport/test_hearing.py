@@ -1,6 +1,7 @@
 """Messages that wait in lines, which take turns; and the clock that stands still while a server is silent."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,9 +54,7 @@ def test_one_that_never_fits_is_dropped_and_a_line_may_be_dropped_whole():
 
 
 class Echo:
-    """A connection over which everything comes back at once, or is lost."""
-
-    silent = False
+    """A connection over which everything comes back at once."""
 
     def new_inbox(self):
         return "inbox"
@@ -64,21 +63,13 @@ class Echo:
         self.hear = cb
 
     async def publish(self, inbox):
-        if not self.silent:
-            await self.hear(None)
+        await self.hear(None)
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Time that a test makes."""
-
-    class Clock:
-        now = 100.0
-
-        def monotonic(self):
-            return self.now
-
-    made = Clock()
+    made = SimpleNamespace(now=100.0, monotonic=lambda: made.now)
     monkeypatch.setattr(nats_hearing, "time", made)
     return made
 

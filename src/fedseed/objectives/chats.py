@@ -108,20 +108,19 @@ class ChatTemplate:
             return [(text, marked[-1:] if last_only else marked)]
         wanted = answers_of(messages)[-1:] if last_only else answers_of(messages)
         whole = self._text(messages, tools)
-        places: list[Span] = []
-        texts: list[str] = []
+        written: list[Written] = []
         for i in wanted:
             asked = self._text(messages[:i], tools, asking=True)
-            texts.append(whole if i == len(messages) - 1 else self._text(messages[: i + 1], tools))
-            places.append((len(asked), len(texts[-1])))
-            if not texts[-1].startswith(asked):
+            text = whole if i == len(messages) - 1 else self._text(messages[: i + 1], tools)
+            written.append((text, [(len(asked), len(text))]))
+            if not text.startswith(asked):
                 raise ValueError(
                     f"the chat template asks for message {i + 1} with text that it does not write before it "
                     f"({asked[-40:]!r}); give another template with task.chat_template"
                 )
-        if all(map(whole.startswith, texts)):
-            return [(whole, places)]
-        return [(text, [place]) for text, place in zip(texts, places, strict=True)]
+        if all(whole.startswith(text) for text, _ in written):
+            return [(whole, [place for _, places in written for place in places])]
+        return written
 
     def prepare(self, chat: Chat) -> list[Tokens]:
         """Returns a chat's tokens, of whatever length; several examples where the template rewrites earlier answers.

@@ -85,7 +85,14 @@ class Images(Scoring):
     def pixel_values(self, items: Sequence[Picture]) -> torch.Tensor:
         """Returns what the model is given: float32, shape (items, channels, height, width)."""
         new = [item for item in dict.fromkeys(items) if item not in self._made]
-        made = dict(zip(new, self._process(new), strict=True)) if new else {}
+        pixels = [item.pixels for item in new]
+        if self._channels is not None:
+            pixels = [np.repeat(p, self._channels, axis=2) if p.shape[2] < self._channels else p for p in pixels]
+        made: dict[Picture, torch.Tensor] = {}
+        if new:
+            with torch.device("cpu"):
+                batch = self.processor(images=pixels, return_tensors="pt", input_data_format="channels_last")
+            made = dict(zip(new, batch["pixel_values"].float(), strict=True))
         values = torch.stack([made[item] if item in made else self._made[item] for item in items])
         for item, tensor in made.items():
             size = tensor.numel() * tensor.element_size()
@@ -93,15 +100,6 @@ class Images(Scoring):
                 self._room -= size
                 self._made[item] = tensor.clone()  # not a view of the whole batch
         return values
-
-    def _process(self, items: Sequence[Picture]) -> torch.Tensor:
-        pixels = [item.pixels for item in items]
-        if self._channels is not None:
-            pixels = [np.repeat(p, self._channels, axis=2) if p.shape[2] < self._channels else p for p in pixels]
-        with torch.device("cpu"):
-            batch = self.processor(images=pixels, return_tensors="pt", input_data_format="channels_last")
-        values: torch.Tensor = batch["pixel_values"]
-        return values.float()
 
     def scores(self, model: Any, items: Sequence[Picture], at_once: int | None = None) -> torch.Tensor:
         """Returns the classes' logits."""

@@ -40,8 +40,7 @@ def continued(
             input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=room, num_beams=1,
             pad_token_id=pad, **{"do_sample": False, **how},
         )  # fmt: skip
-    made: list[list[int]] = output[:, 0 if encodes else ids.shape[1] :].tolist()
-    return made
+    return list(output[:, 0 if encodes else ids.shape[1] :].tolist())
 
 
 @torch.no_grad()

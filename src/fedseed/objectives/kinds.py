@@ -109,8 +109,5 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
     if kind.example is not Example:
         raise ValueError(f"reward: no answers are generated from a {kind.example.__name__}; leave the table out")
     judge = Judge(settings.load(), settings.name or str(settings.function))
-
-    def objective(tokenizer: Any, evaluation: EvaluationSettings) -> Rewarded:
-        return Rewarded(kind.objective(tokenizer, evaluation), judge, settings.max_new_tokens)
-
-    return replace(kind, objective=objective)
+    most = settings.max_new_tokens
+    return replace(kind, objective=lambda *given: Rewarded(kind.objective(*given), judge, most))

@@ -76,8 +76,7 @@ class TextObjective(Objective):
 
     def ids_of(self, text: str) -> list[int]:
         """Returns a text's tokens, without special ones."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Returns the tokens of what stands before the response."""
@@ -255,7 +254,7 @@ class Choices(Scoring, TextObjective):
     """
 
     @cached_property
-    def language(self) -> Any:
+    def language(self) -> TextObjective:
         """What says how likely sequences are."""
         return CausalLM(self.tokenizer, self.max_length)
 
@@ -263,13 +262,12 @@ class Choices(Scoring, TextObjective):
         prompt, options = self.prompt_ids(example.prompt), [self.ids_of(option) for option in example.options]
         if not all(options):
             raise ValueError(f"option {example.options[options.index([])]!r} has no token")
-        over = len(prompt) + max(map(len, options)) - self.max_length
+        over = max(0, len(prompt) + max(map(len, options)) - self.max_length)
         kept = len(self.start)
-        if over > 0 and (self.truncate != "left" or len(prompt) - over <= kept):
+        if over and (self.truncate != "left" or len(prompt) - over <= kept):
             return []
-        if over > 0:  # all options stand after the same prompt
-            prompt = prompt[:kept] + prompt[kept + over :]
-        sequences = tuple(Tokens((*prompt, *ids), len(prompt), cut=max(0, over)) for ids in options)
+        prompt = prompt[:kept] + prompt[kept + over :]  # the same for all options
+        sequences = tuple(Tokens((*prompt, *ids), len(prompt), cut=over) for ids in options)
         return [Options(sequences, example.gold, example.right, example.teacher_forcing)]
 
     def weight(self, item: Options) -> int:
@@ -296,8 +294,7 @@ class Choices(Scoring, TextObjective):
 
     def losses(self, model: Any, items: Sequence[Options]) -> torch.Tensor:
         if all(item.teacher_forcing for item in items):  # the other options are not needed
-            spoken: torch.Tensor = self.language.losses(model, [item.sequences[item.gold] for item in items])
-            return spoken
+            return self.language.losses(model, [item.sequences[item.gold] for item in items])
         return super().losses(model, items)
 
 

@@ -190,29 +190,23 @@ def each_row(place: Path, split: str = "train") -> Iterable[Record | RecipeError
 
 
 def _json(path: Path) -> Iterator[Record | RecipeError]:
-    text = read_text(path)
-    if path.suffix == ".json" and text.lstrip().startswith("["):
-        items = parse_json(text, f"{path}: not valid JSON")
-        rows = [(f"{path} item {number}", values) for number, values in enumerate(items, 1)]
-    else:  # not splitlines: texts hold other characters that would end a line there
-        lines = ((f"{path} line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-        rows = [(where, _line(where, line)) for where, line in lines]
-    if not rows:
+    text, hint = read_text(path), "; each line must be one JSON object"
+    is_list = path.suffix == ".json" and text.lstrip().startswith("[")
+    # not splitlines: texts hold other characters that would end a line there
+    rows = parse_json(text, f"{path}: not valid JSON") if is_list else text.split("\n")
+    if not text.strip() or not rows:
         raise RecipeError(f"{path}: it is empty")
-    for where, values in rows:
-        if isinstance(values, dict):
+    for number, row in enumerate(rows, 1):
+        where = f"{path} {'item' if is_list else 'line'} {number}"
+        if not is_list and not row.strip():
+            continue
+        try:
+            values = row if is_list else parse_json(row, f"{where}: not valid JSON", hint)
+            if not isinstance(values, dict):
+                raise RecipeError(f"{where}: a JSON object is expected, not {_short(values)}")
             yield Record(where, values)
-        elif isinstance(values, RecipeError):
-            yield values
-        else:
-            yield RecipeError(f"{where}: a JSON object is expected, not {_short(values)}")
-
-
-def _line(where: str, line: str) -> Any:
-    try:
-        return parse_json(line, f"{where}: not valid JSON", "; each line must be one JSON object")
-    except RecipeError as error:
-        return error
+        except RecipeError as error:
+            yield error
 
 
 def _table(path: Path, quoting: Literal[0, 3], columns: Sequence[str] | None = None) -> Iterator[Record | RecipeError]:

@@ -83,10 +83,8 @@ class InstructionsTask(Task):
             ClientData(name, [training[j] for j in mine], [labels[j] for j in mine])
             for name, mine in zip(self.client_names(), dealt_out, strict=True)
         ]
-        if self.evaluate_on == "validation":
-            return TaskData(clients, {"": validating}, validating)
-        evaluation = {"": testing} | ({"unseen_": self._examples(unseen)} if self.unseen else {})
-        return TaskData(clients, evaluation, validating)
+        tests = {"": testing} | ({"unseen_": self._examples(unseen)} if self.unseen else {})
+        return TaskData(clients, tests if self.evaluate_on == "test" else {"": validating}, validating)
 
     def _examples(self, parts: Iterable[Sequence[Instance]]) -> list[Example]:
         """Returns instances as prompts and responses."""

@@ -5,9 +5,9 @@
 
 import zlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt
 
@@ -30,8 +30,7 @@ HINT = (
 )
 
 
-@dataclass(frozen=True)
-class Party:
+class Party(NamedTuple):
     """A data holder."""
 
     name: str
@@ -325,25 +324,22 @@ def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) ->
             f"{name}: where is its data? `fedseed join --data FILE` says it; in one process task.path, a folder with a "
             "file for each client"
         )
-    place = Path(path).expanduser()
-    if not place.is_dir() or is_saved(place):
-        if not alone:
-            raise RecipeError(f'data of {name}: "{path}": a folder with a file for each client is expected')
-        return path
-    clients, _ = _clients_in(place, besides)
+    place, problem, clients = Path(path).expanduser(), "a folder with a file for each client is expected", {}
+    if place.is_dir() and not is_saved(place):
+        problem, clients = "the folder has no file or folder of this name", _clients_in(place, besides)[0]
     if name in clients:
         return str(place / name if (place / name).is_dir() else clients[name][0])
     if not alone:
-        raise RecipeError(f'data of {name}: "{path}": the folder has no file or folder of this name')
+        raise RecipeError(f'data of {name}: "{path}": {problem}')
     return path
 
 
 def _twins(parties: Sequence[Party], lines: Sequence[Sequence[SourceLine]]) -> list[str]:
     """Returns a note for each client that holds what one before it holds: a file that was copied, most likely."""
-    notes: list[str] = []
     made = [[line.made for line in own] for own in lines]
-    for number, (party, own) in enumerate(zip(parties, made, strict=True)):
-        if own in made[:number]:
-            other = parties[made.index(own)]
-            notes.append(f"{other.name} and {party.name} hold the same examples: is a file there twice?")
-    return notes
+    firsts = [parties[made.index(own)] for own in made]
+    return [
+        f"{first.name} and {party.name} hold the same examples: is a file there twice?"
+        for first, party in zip(firsts, parties, strict=True)
+        if first is not party
+    ]

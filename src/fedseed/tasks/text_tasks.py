@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt, create_model
 
@@ -36,7 +36,6 @@ from fedseed.tasks.files import Record, data_folder, read_json, read_records, re
 TRAIN, TEST, DEAL = 0, 1, 1000  # separate the draws from the files, and the partition
 NO_LABEL = "-"  # of a row whose annotators did not agree
 Files = Mapping[str, Sequence[str]]
-T = TypeVar("T", bound="DrawnTask")
 
 # how a prompt writes a field, "{name:form}": a function, or a text for each that the field may have
 FORMS: dict[str, Callable[[str], str] | dict[str, str]] = {
@@ -168,7 +167,7 @@ def _filled(prompt: str, row: Record) -> str:
     return re.sub(r"{([\w.]+)(?::(\w+))?}", found, prompt)
 
 
-def _prompted(table: str, base: type[T], **others: type[T]) -> tuple[type[T], ...]:
+def _prompted(table: str, base: type[DrawnTask], **others: type[DrawnTask]) -> tuple[type[DrawnTask], ...]:
     """Returns the tasks of a table of text_tasks.toml, in its order: subclasses of `base`, or of the one they name."""
     text = resources.files(__package__).joinpath("text_tasks.toml").read_text(encoding="utf-8")
     made: list[Any] = []

@@ -314,11 +314,6 @@ class Working:
         """Begin some work."""
         self._task = asyncio.create_task(work)
 
-    @property
-    def working(self) -> bool:
-        """Returns whether work goes on."""
-        return self._task is not None and not self._task.done()
-
     async def stop(self) -> None:
         """End the work; may be called again."""
         if self._task is not None:

@@ -16,7 +16,7 @@ from typing import Any
 from fedseed.errors import MessageError, NetworkError
 from fedseed.text import shown
 from fedseed.transport import flower_wire as wire
-from fedseed.transport.base import QUIET, Events, Receive, Rejected, end_task
+from fedseed.transport.base import QUIET, Events, Receive, Rejected, Working
 from fedseed.transport.memory import MemoryClient, MemoryCoordinator, MemoryTransport, Shared
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5  # seconds between looks for replies, which double from one to the other
@@ -50,7 +50,7 @@ class _Node:
     why: str = ""  # why it has failed
 
 
-class FlowerTransport(MemoryTransport):
+class FlowerTransport(MemoryTransport, Working):
     """The way to one run, for its ServerApp: exchanges with Flower's nodes, as long as a coordinator listens.
 
     Args:
@@ -64,9 +64,7 @@ class FlowerTransport(MemoryTransport):
         self._grid, self._patience = grid, patience
         self._nodes: dict[int, _Node] = {}
         self._node_of: dict[str, int] = {}  # by client
-        self._there: set[int] = set()
         self._listeners: dict[FlowerCoordinator, Rejected] = {}
-        self._task: asyncio.Task[None] | None = None
 
     async def coordinator(self, events: Events = QUIET) -> "FlowerCoordinator":
         return FlowerCoordinator(self._shared, self, events)
@@ -75,12 +73,12 @@ class FlowerTransport(MemoryTransport):
         """Adds a coordinator that listens; with the first one, exchanges begin."""
         self._listeners[end] = rejected
         if self._task is None:
-            self._task = asyncio.create_task(self._keep_going())
+            self.work(self._keep_going())
 
     async def end(self, end: "FlowerCoordinator") -> None:
         """Removes a coordinator that listened; with the last one, exchanges end."""
-        if self._listeners.pop(end, None) is not None and not self._listeners and self._task is not None:
-            await end_task(self._task)
+        if self._listeners.pop(end, None) is not None and not self._listeners:
+            await self.stop()
             self._task = None
             for node in self._nodes.values():
                 await self._forget(node)
@@ -88,7 +86,7 @@ class FlowerTransport(MemoryTransport):
     def present(self, name: str) -> bool:
         """Returns whether the node that speaks for a client is there, and has not just failed."""
         node = self._nodes.get(self._node_of.get(name, -1))
-        return node is not None and node.number in self._there and not node.failed
+        return node is not None and not node.failed
 
     def hurry(self, to: Collection[str] | None) -> None:
         """Makes these clients (None: all) hear a broadcast soon; others hear it when there is more to say."""
@@ -114,25 +112,24 @@ class FlowerTransport(MemoryTransport):
 
     async def _round(self) -> bool:
         """Sees who is there, takes replies that have come, begins exchanges; returns whether anything happened."""
-        await self._look()
+        there = set(await asyncio.to_thread(self._grid.get_node_ids))
+        for number in there - self._nodes.keys():
+            self._nodes[number] = _Node(number)
+        for number in self._nodes.keys() - there:
+            await self._forget(self._nodes.pop(number))
         replies = await self._replies()
         for node, reply in replies:
             await self._take(node, reply)
-        self._give_up_if_all_fail()
+        nodes = list(self._nodes.values())
+        if nodes and all(node.failed >= MOST_FAILED for node in nodes):
+            for end in self._listeners:
+                end.fail(f"every node has failed {MOST_FAILED} times; the first says: {nodes[0].why}")
         begun = False
-        for node in list(self._nodes.values()):
-            free = node.exchange is None and not node.asking and node.number in self._there
-            if free and node.urgent and time.monotonic() >= node.again:
+        for node in nodes:
+            if node.exchange is None and not node.asking and node.urgent and time.monotonic() >= node.again:
                 await self._send(node)
                 begun = True
         return bool(replies) or begun
-
-    async def _look(self) -> None:
-        self._there = set(await asyncio.to_thread(self._grid.get_node_ids))
-        for number in self._there - self._nodes.keys():
-            self._nodes[number] = _Node(number)
-        for number in self._nodes.keys() - self._there:
-            await self._forget(self._nodes.pop(number))
 
     async def _forget(self, node: _Node) -> None:
         for task in node.asking:
@@ -234,7 +231,7 @@ class FlowerTransport(MemoryTransport):
     def _speaks(self, node: _Node, client: str) -> int | None:
         """Lets a node speak for a client; returns the node that does so already, if another one does."""
         owner = self._node_of.get(client)
-        if owner is not None and owner != node.number and owner in self._there:
+        if owner is not None and owner != node.number and owner in self._nodes:
             return owner
         if owner is None and len(self._node_of) >= MOST_CLIENTS:
             raise MessageError(f"nodes speak for {MOST_CLIENTS:,} clients already")
@@ -262,12 +259,6 @@ class FlowerTransport(MemoryTransport):
         node.why = shown(why)
         name = f"node {node.number}" if node.proxy is None else node.proxy.owner
         self._reject(str(name), node.why)
-
-    def _give_up_if_all_fail(self) -> None:
-        nodes = [node for node in self._nodes.values() if node.number in self._there]
-        if nodes and all(node.failed >= MOST_FAILED for node in nodes):
-            for end in self._listeners:
-                end.fail(f"every node has failed {MOST_FAILED} times; the first says: {nodes[0].why}")
 
 
 class FlowerCoordinator(MemoryCoordinator):

@@ -159,24 +159,20 @@ def configuration(
         port: the port to listen on.
         folder: the folder with the certificates; store and log go there too.
     """
-    users = []
-
-    def user(name: str, publish: Sequence[str], subscribe: Sequence[str]) -> None:
-        users.append(
-            f"    # {name}\n    {{ nkey: {public[name]}\n      permissions: {{\n"
-            f"        publish: {json.dumps(publish)}\n        subscribe: {json.dumps(subscribe)} }} }}\n"
-        )
-
-    run = f"{subjects.root}.>"
-    own = [f"$O.{subjects.bucket(c)}.>" for listed in hosted.values() for c in listed]
-    user(
-        "coordinator",
-        [run, f"$O.{subjects.bucket()}.>", *own, "$JS.API.>", "$JS.FC.>"],
-        [f"{subjects.root}.up.>", subjects.status, f"{subjects.inbox('coordinator')}.>"],
-    )
-    user("watcher", [subjects.status, f"$JS.API.STREAM.INFO.{subjects.stream}"], [f"{subjects.inbox('watcher')}.>"])
-    for name, clients in hosted.items():
-        user(name, *permissions(subjects, clients))
+    root, info = subjects.root, f"$JS.API.STREAM.INFO.{subjects.stream}"
+    stores = [f"$O.{subjects.bucket(owner)}.>" for owner in (None, *(c for listed in hosted.values() for c in listed))]
+    replies = {name: f"{subjects.inbox(name)}.>" for name in ("coordinator", "watcher")}
+    allowed = {  # what each may publish and subscribe to
+        "coordinator": ([f"{root}.>", *stores, "$JS.API.>", "$JS.FC.>"],
+                        [f"{root}.up.>", subjects.status, replies["coordinator"]]),
+        "watcher": ([subjects.status, info], [replies["watcher"]]),
+        **{name: permissions(subjects, clients) for name, clients in hosted.items()},
+    }  # fmt: skip
+    users = [
+        f"    # {name}\n    {{ nkey: {public[name]}\n      permissions: {{\n"
+        f"        publish: {json.dumps(publish)}\n        subscribe: {json.dumps(subscribe)} }} }}\n"
+        for name, (publish, subscribe) in allowed.items()
+    ]
     return (
         f"# nats-server for the run {subjects.run}, made by `fedseed keys`\n"
         f"port: {port}\n"
@@ -194,21 +190,16 @@ def _certificates(out: Path, hosts: Sequence[str], days: int) -> None:
     start = datetime.now(UTC) - timedelta(minutes=5)
     end = start + timedelta(days=days)
 
-    def name(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # a common name holds no more
-
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
 
     def certificate(
         subject: str, key: ec.EllipticCurvePrivateKey, *extensions: tuple[x509.ExtensionType, bool]
     ) -> x509.Certificate:
-        made = (
-            x509.CertificateBuilder(name("fedseed authority"), name(subject), key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(start)
-            .not_valid_after(end)
-        )
+        common = (text[:64] for text in ("fedseed authority", subject))  # a common name holds no more
+        issuer, owner = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in common)
+        made = x509.CertificateBuilder(issuer, owner, key.public_key())
+        made = made.serial_number(x509.random_serial_number()).not_valid_before(start).not_valid_after(end)
         for extension, critical in extensions:
             made = made.add_extension(extension, critical)
         return made.sign(authority, hashes.SHA256())

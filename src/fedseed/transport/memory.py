@@ -228,13 +228,13 @@ class MemoryClient(MemoryEnd, base.ClientEnd):
         return await self._answer(self._asked(client, what, data), seconds)
 
 
-class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd):
+class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd, base.Working):
     """The coordinator's end."""
 
     async def listen(self, receive: base.Receive, status: Callable[[], bytes], rejected: base.Rejected) -> None:
         self._mail: asyncio.Queue[tuple[str, str, bytes, Reply | None]] = asyncio.Queue()
         self._status = status
-        self._reading = asyncio.create_task(self._read_mail(receive))
+        self.work(self._read_mail(receive))
         self.hears = True
 
     def tell(self, sender: str, what: str, data: bytes, reply: Reply | None) -> None:
@@ -277,8 +277,7 @@ class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd):
 
     async def close(self) -> None:
         await super().close()
-        if self.hears:
-            await base.end_task(self._reading)
+        await self.stop()
 
 
 @dataclass

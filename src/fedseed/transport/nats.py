@@ -53,7 +53,7 @@ class NatsEnd(ObjectsEnd):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._followers: list[LogFollower] = []
-        self._head: tuple[int, bytes] | None = None  # of the log's chain, at the last entry that was read
+        self._head = 0, b""  # the last entry that was read, and the head of the log's chain there
         self._told: set[str] = set()
         if self.signatures.coordinator is None:
             why = "the key file does not name the coordinator's key" if self.signatures.own is not None else "no key"
@@ -156,12 +156,10 @@ class NatsEnd(ObjectsEnd):
             await self.connection.close()
 
     async def _publish(self, subject: str, data: bytes, connection: Guarded | None = None) -> None:
-        try:
-            await (connection or self.connection).publish(subject, data, headers=self.signatures.headers(subject, data))
-        except nats.errors.OutboundBufferLimitError:
-            pass  # an interruption that lasts: what is not kept is lost
-        except nats.errors.Error as error:
-            raise NetworkError(f"nothing can be sent to run {self.subjects.run}: {error}") from error
+        headers = self.signatures.headers(subject, data)
+        lost = nats.errors.OutboundBufferLimitError  # in an interruption that lasts: what is not kept
+        with explained(f"nothing can be sent to run {self.subjects.run}"), suppress(lost):
+            await (connection or self.connection).publish(subject, data, headers=headers)
 
 
 async def settled(connection: Guarded) -> None:
@@ -169,8 +167,9 @@ async def settled(connection: Guarded) -> None:
 
     nats-py writes the ping of a flush ahead of what still waits to be written; a second flush is behind all of it.
     """
-    for _ in range(2):
-        await connection.flush()
+    with explained("the server does not answer"):
+        for _ in range(2):
+            await connection.flush()
 
 
 class NatsClient(NatsEnd, base.ClientEnd):
@@ -185,8 +184,7 @@ class NatsClient(NatsEnd, base.ClientEnd):
                 self._note("somebody else than the coordinator writes to everybody: that is passed over")
 
         await self.connection.subscribe(self.subjects.down, cb=deliver)
-        with explained("the server does not answer"):
-            await settled(self.connection)  # what is broadcast from here on comes
+        await settled(self.connection)  # what is broadcast from here on comes
 
     async def send(self, client: str, what: str, data: bytes) -> None:
         await self._publish(self.subjects.up(client, what), data)
@@ -239,9 +237,8 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
         self._hearing = Hearing(clients, subjects, self.signatures, receive, answer, rejected)
         for part in (self._questions, self._hearing, self._pulse):
             await part.begin()
-        with explained("the server does not answer"):
-            for connection in (askers, clients):
-                await settled(connection)
+        for connection in (askers, clients):
+            await settled(connection)
 
     async def _answer(self, connection: Guarded, subject: str, data: bytes) -> None:
         """Send an answer once the server has taken those before: ten thousand go as fast as it reads."""
@@ -271,9 +268,8 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
 
         chain = Chain(self.signatures, self.subjects.log)
         if chain.checks and last:
-            if self._head is None or self._head[0] != last:
+            if self._head[0] != last:
                 await self.entries(last)
-            assert self._head is not None
             chain.head = self._head[1]
         return NatsLogWriter(self.subjects.run, last, self.connection, self.subjects, chain, self._foreign)
 

@@ -190,7 +190,7 @@ class Questions(Working):
 
     async def _take(self, message: Msg) -> None:
         self._asked = True
-        if not self.working:
+        if self._task is None or self._task.done():
             self.work(self._answer_all())
 
     async def _answer_all(self) -> None:

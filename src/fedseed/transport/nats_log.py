@@ -171,7 +171,7 @@ class LogFollower(Working):
 
     async def _catch_up(self) -> None:
         """Take all that stands there. Raises as `stored`."""
-        known, interruptions = self._known, self._interruptions
+        known, interruptions = self._known, self.connection.stats["reconnects"]
         async with aclosing(stored(self.connection, self.subjects.stream, self._last + (known is None))) as messages:
             async for message in messages:
                 if known is not None and not message.same(known):
@@ -187,14 +187,10 @@ class LogFollower(Working):
         self._sure, self._seen = interruptions, True
         self._missing = self._lost_since = None
 
-    @property
-    def _interruptions(self) -> int:
-        return self.connection.stats["reconnects"]
-
     async def _deliver(self, message: Msg) -> None:
         """What the server repeats of what it has stored."""
         number = (message.headers or {}).get("Nats-Sequence", "")[:20]
-        if self._sure == self._interruptions and number == str(self._last + 1):
+        if self._sure == self.connection.stats["reconnects"] and number == str(self._last + 1):
             self._hand_out(Stored(self._last + 1, message.data, message.headers))
         else:
             self._again.set()

@@ -55,15 +55,6 @@ def _read_world() -> dict[str, Any]:
 WORLD = _read_world()
 
 
-def article(word: str) -> str:
-    """Returns the word with "a" or "an" before it."""
-    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
 def _after(value: Any, steps: int) -> Any:
     """Returns the number, day or month so many steps after another; January comes after December."""
     if isinstance(value, int):
@@ -85,9 +76,8 @@ KNOWN: Values = WORLD | {
 }
 LANGUAGE.globals.clear()
 LANGUAGE.filters |= {
-    "a": article,
-    "A": lambda word: _capital(article(word)),
-    "capital": _capital,
+    "a": lambda word: f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}",
+    "capital": lambda text: text[0].upper() + text[1:],
     "word": lambda number: WORLD["number_words"][number],
     "after": _after,
 }
