@@ -36,7 +36,7 @@ class Appender:
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             self.size = os.fstat(self.handle).st_size
             if new:
-                sync_folder(path.parent)
+                sync_path(path.parent)
 
     def append(self, data: bytes, sync: bool = True) -> None:
         """Writes at the end, on disk before this returns.
@@ -101,13 +101,9 @@ def replacing(path: Path) -> Iterator[Path]:
             made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
             fcntl.flock(made, fcntl.LOCK_EX)  # until this process is gone: it is not left over
             yield temporary
-            handle = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            sync_path(temporary, os.O_NOFOLLOW)
             os.replace(temporary, path)
-            sync_folder(path.parent)
+            sync_path(path.parent)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
@@ -144,9 +140,9 @@ def append_to(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
-def sync_folder(path: Path) -> None:
-    """Brings a folder's list of files to the disk."""
-    handle = os.open(path, os.O_RDONLY)
+def sync_path(path: Path, flags: int = 0) -> None:
+    """Brings a file, or a folder's list of files, to the disk; `flags`: how else it is opened."""
+    handle = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(handle)
     finally:

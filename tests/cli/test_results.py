@@ -193,13 +193,13 @@ def test_a_conversation(place, exported, tmp_path, monkeypatch):
     shutil.copytree(exported / "fedavg", tmp_path / "chat")
     config = json.loads((tmp_path / "chat" / "tokenizer_config.json").read_text())
     (tmp_path / "chat" / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
-    seen, ids = [], Writer._ids
+    seen, write = [], Writer._write
 
-    def heard(self, text, special):
-        seen.append(text)
-        return ids(self, text, special)
+    def heard(self, ids):
+        seen.append(self.tokenizer.decode(ids))
+        return write(self, ids)
 
-    monkeypatch.setattr(Writer, "_ids", heard)
+    monkeypatch.setattr(Writer, "_write", heard)
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\nAgain\n\n"))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     words = ["generate", tmp_path / "chat", "--chat", "--max-tokens", 3]

@@ -8,7 +8,8 @@ from fedseed import Orbit
 from fedseed.errors import FedseedError
 from fedseed.flower.server import coordinate
 from fedseed.transport import flower
-from support.flower import PAIR, grid, run, told, written
+from fedseed.transport import flower_wire as wire
+from support.flower import PAIR, grid, run, written
 from support.heard import Ending, Heard
 
 METHODS = ("ferret", "feedsign", "fedkseed-pro", "fedadam", "fedmezo")
@@ -70,7 +71,7 @@ def test_a_node_that_has_lost_its_state_is_sent_all_steps(begun):
 
     def at(node, message):
         if node.number == 11:
-            since.append(told(message)["since"])
+            since.append(wire.table(message)["since"])
             if len(since) == 8:
                 node.context = None  # the SuperNode was started again: Flower's state of it is gone
 
@@ -86,7 +87,7 @@ def test_a_round_goes_on_without_a_node_that_fails_or_has_gone(problem, tmp_path
     over = grid(path, problem, recipe, tmp_path / "run")
 
     def at(node, message):
-        plans = [data for data in told(message).get("told", []) if data[:1] == b"P"]
+        plans = [data for data in wire.table(message).get("told", []) if data[:1] == b"P"]
         return "the disk is\nfull" if node.number == 12 and plans else None
 
     over.at = at

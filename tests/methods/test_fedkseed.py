@@ -16,7 +16,7 @@ from fedseed.randomness import Domain, derive
 from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
 from support.memory import LiveBytes
-from support.rounds import answers, apply, plan
+from support.rounds import answers, plan
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
 
 LINEAR = {"kind": "linear", "rounds": 4}
@@ -77,14 +77,14 @@ def test_fedkseed_steps_from_the_base_are_its_steps_with_the_plans_accumulator_i
         state = method.start(space.layout, 3)
         before = Accumulated(np.linspace(-2, 2, 8, dtype=np.float32))
         state = method.advance(state, before)
-        apply(method, state, before, space)
+        space.apply(method.change(state, before))
         client = LocalClient(space, OBJECTIVE, data(5, dtype)[0][0], 3, 3, 0)
         sent = method.train(state, plan(method, state, 3), client)
         own = before.accumulator.copy()
         np.add.at(own, sent.indices, 0.5 * sent.scalars / 2)  # half the rate in round 3, a population of 2
         rebuilt = ParameterSpace(model(dtype))
         rebuilt.keep_base()
-        apply(method, state, Accumulated(own), rebuilt)
+        rebuilt.apply(method.change(state, Accumulated(own)))
         if dtype == torch.bfloat16:
             assert (space.digest() == rebuilt.digest()) == (small_steps == "from-base")
             continue

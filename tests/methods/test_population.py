@@ -13,7 +13,7 @@ from fedseed.objectives.losses import Choices
 from fedseed.randomness import Domain, derive
 from fedseed.tasks.data import Choice
 from fedseed.training.client import LocalClient, part_losses
-from support.rounds import answers, apply, plan
+from support.rounds import answers, plan
 from support.zeroth_order import LAYOUT, OBJECTIVE, data, model
 
 SETTINGS = {"learning_rate": 0.02, "scale": 0.05, "batch": 8, "population": 4, "basis": "lowrank"}
@@ -105,7 +105,7 @@ def test_an_update_is_what_each_part_says_of_its_direction(name):
         np.testing.assert_allclose(update.scalars / of_rho, rho, **close)
     space = ParameterSpace(model())
     space.keep_base()
-    apply(method, state, method.aggregate(state, answers(1, [(0, 1.0, update)])), space)
+    space.apply(method.change(state, method.aggregate(state, answers(1, [(0, 1.0, update)]))))
     found, before = (parameters_to_vector(m.parameters()).detach() for m in (space.model, model()))
     torch.testing.assert_close(found.double(), hand.w, atol=2e-5, rtol=0)
     assert float((found - before).abs().max()) > 1e-3

@@ -87,7 +87,7 @@ def test_the_model_says_what_is_learnt_of_rows(tmp_path):
     assert by_name.header.classes == by_number.header.classes == ("positive", "negative", "neutral")
     assert {"loss", "accuracy"} <= set(by_name.run().summary["final"])
     assert [item.gold for item in classifier([10, 2, 0], num_labels=11).items[0]] == [10, 2, 0]
-    with pytest.raises(RecipeError, match=r"client-0, row 0: \"label\" = 'great': task.labels has positive, negative"):
+    with pytest.raises(RecipeError, match=r"client-0, row 0, evaluation, row 0: \"label\" = 'great': task.labels has "):
         classifier(["great", "negative", "neutral"], **named)
 
 

@@ -99,11 +99,6 @@ class Grid:
         return [self._replies.pop(identity) for identity in identities if identity in self._replies]
 
 
-def told(message):
-    """What a message says."""
-    return wire.table(message)
-
-
 def written(folder, method, **more):
     """The recipe's file, and what is in it; `method`: a name, or a table."""
     table = problems.METHODS[method] if isinstance(method, str) else method

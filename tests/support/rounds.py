@@ -23,8 +23,3 @@ def spread(layout):
     made = ParameterSpace(torch.nn.ParameterDict({"w": torch.linspace(-1, 1, layout.size)}))
     made.layout, made.vector = layout, Vector(made.parameters, layout)
     return made
-
-
-def apply(method, state, step, space):
-    """Let a step change the weights of a space."""
-    space.apply(method.change(state, step))

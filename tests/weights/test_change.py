@@ -16,7 +16,9 @@ ONE = [Term(Basis("normal", 1), [0.5])]
 
 def space(dtype=torch.float32):
     torch.manual_seed(0)
-    made = ParameterSpace(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3, bias=False)).to(dtype))
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3, bias=False)).to(dtype)
+    net[0].weight.data = net[0].weight.data.t().contiguous().t()  # not in order in memory
+    made = ParameterSpace(net)
     with torch.no_grad():
         made.parameters[0][0, 0] = -0.0  # adding nothing would lose this sign
     return made

@@ -4,17 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed import ParameterSpace
 from fedseed.weights.change import Entries, Patch, expected_norm
 from fedseed.weights.pending import Pending
+from weights.test_change import space
 from weights.test_space import flat
-
-
-def space(dtype=torch.float32):
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3, bias=False)).to(dtype)
-    net[0].weight.data = net[0].weight.data.t().contiguous().t()  # not in order in memory
-    return ParameterSpace(net)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -40,7 +40,9 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in {**facts, "seed": str(header.seed), "complete": _state(orbit)}.items():
-        text = f"{value:,}" if isinstance(value, int) else _settings(value) if isinstance(value, dict) else str(value)
+        if isinstance(value, dict):
+            value = ", ".join(f"{k}={v}" for k, v in value.items())
+        text = f"{value:,}" if isinstance(value, int) else str(value)
         table.add_row(name.replace("_", " "), shown(text, MOST_SHOWN))
     console.print(table)
 
@@ -138,10 +140,6 @@ def sign(path: PathArgument, key: Annotated[Path, typer.Option(help="The private
     from fedseed.orbit import signature
 
     say(f"signature: {signature.sign(path, key)}")
-
-
-def _settings(table: dict[str, Any]) -> str:
-    return ", ".join(f"{k}={v}" for k, v in table.items())
 
 
 def _state(orbit: Orbit) -> str:

@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from importlib.resources import files
-from itertools import product
+from itertools import count, product
 from math import inf, isfinite
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -429,8 +429,7 @@ class Sweeping:
         share = max(1, (os.cpu_count() or 1) // self.how.jobs) if self.how.jobs > 1 else None
         cluster = None if self.how.ray is None else Cluster(self.how.ray, self.how.jobs, self.how.threads)
         self.pool = WorkerPool(share if cluster is None else cluster.threads, cluster)
-        self._counting = threading.Lock()
-        self._done = 0
+        self._numbers = count(1)  # of runs that are over
         self.total = 0
         self._folders: set[Path] = set()
         for scenario, run in sweep.lines():
@@ -549,9 +548,7 @@ class Sweeping:
         problem = self.pool.run(job)
         if self.pool.stopped.is_set():
             return STOPPED
-        with self._counting:
-            self._done += 1
-            head = f"[{self._done}/{self.total}] {job.name}"
+        head = f"[{next(self._numbers)}/{self.total}] {job.name}"
         if problem is not None:
             self.say(f"{head}: failed: {problem}")
             return problem

@@ -67,13 +67,7 @@ def _line_style(number: int) -> dict[str, Any]:
 
 
 def draw(panels: Sequence[Panel], path: Path, across: int = 3) -> None:
-    """Draws charts side by side into a PNG file. Nothing is written if there are none.
-
-    Args:
-        panels: the charts.
-        path: the file.
-        across: how many stand in a row.
-    """
+    """Draws charts side by side into a PNG file, as `figure_of` does. Nothing is written if there are none."""
     if panels:
         save(figure_of(panels, across), path)
 

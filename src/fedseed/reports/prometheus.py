@@ -63,7 +63,7 @@ class Exporter:
         """Returns the figures, as prometheus_client asks for them at each request."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
-        self._last = self._ask() or self._last
+        status = self._last = self._ask() or self._last
         with self._lock:
             counts = dict(self._counts)
         about = "Payload of all clients since this process began."
@@ -73,7 +73,6 @@ class Exporter:
         yield sent
         about = "Rounds that counted since this process began."
         yield CounterMetricFamily("fedseed_rounds_done", about, value=counts["rounds"])
-        status = self._last
         if status is None:
             return
         yield InfoMetricFamily("fedseed_run", "The run.", value={"run": status["run"], "method": status["method"]})

@@ -22,7 +22,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from fedseed.durable import Appender, sync_folder, write_whole
+from fedseed.durable import Appender, sync_path, write_whole
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.file import scan, write_orbit
@@ -273,7 +273,7 @@ def extend(settings: RunSpec) -> str | None:
     if not summary:  # it was interrupted, and goes on anyhow
         return None
     (path / "summary.json").unlink()
-    sync_folder(path)
+    sync_path(path)
     return f"the run in {path} had {had} rounds: it goes on to {settings.rounds}"
 
 
