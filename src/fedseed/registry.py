@@ -63,15 +63,10 @@ class Registry(Generic[T]):
     """
 
     def __init__(
-        self,
-        what: str,
-        group: str,
-        own: Iterable[tuple[str, T]],
-        check: Callable[[Any], None] = lambda thing: None,
-        marks: Callable[[T], Mapping[str, object]] = lambda thing: {},
-        advice: str = "choose another",
+        self, what: str, group: str, own: Iterable[tuple[str, T]], check: Callable[[Any], None] = lambda thing: None,
+        marks: Callable[[T], Mapping[str, object]] = lambda thing: {}, advice: str = "choose another",
         reserved: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.what = what
         self.group = group
         self._check = check

@@ -45,15 +45,9 @@ def continued(
 
 @torch.no_grad()
 def generate(
-    model: Any,
-    objective: TextObjective,
-    prompts: Sequence[str] | Sequence[Sequence[int]],
-    max_new_tokens: int,
-    batch: int = 64,
-    stop: str = "",
-    ends: Sequence[int] = (),
-    around: Around | None = None,
-) -> list[str]:
+    model: Any, objective: TextObjective, prompts: Sequence[str] | Sequence[Sequence[int]], max_new_tokens: int,
+    batch: int = 64, stop: str = "", ends: Sequence[int] = (), around: Around | None = None,
+) -> list[str]:  # fmt: skip
     """Returns greedy responses, in the order of the prompts, which are batched by length.
 
     A prompt that leaves fewer positions than `max_new_tokens` gets as many tokens as the model has room for.
@@ -99,13 +93,9 @@ def generate(
 
 
 def responses_to(
-    model: torch.nn.Module,
-    objective: TextObjective,
-    examples: Sequence[Example],
-    items: Sequence[Any],
-    max_new_tokens: int,
-    around: Around | None = None,
-) -> list[str]:
+    model: torch.nn.Module, objective: TextObjective, examples: Sequence[Example], items: Sequence[Any],
+    max_new_tokens: int, around: Around | None = None,
+) -> list[str]:  # fmt: skip
     """Returns greedy responses to examples, each ended as the example's are.
 
     Args:

@@ -127,12 +127,9 @@ class Orbit:
         return equip(self.header, model)
 
     def replay(
-        self,
-        model: "torch.nn.Module",
-        upto: int | None = None,
-        progress: Callable[[int], None] | None = None,
+        self, model: "torch.nn.Module", upto: int | None = None, progress: Callable[[int], None] | None = None,
         check_all: bool = False,
-    ) -> str:
+    ) -> str:  # fmt: skip
         """Applies the steps up to number `upto` (all by default) to the base, in place.
 
         Args:

@@ -81,13 +81,9 @@ def check_base(header: Header, model: torch.nn.Module, hashed: Callable[..., str
 
 
 def catch_up(
-    method: Method,
-    state: State,
-    space: ParameterSpace,
-    records: Iterable[Record],
-    progress: OnStep | None = None,
+    method: Method, state: State, space: ParameterSpace, records: Iterable[Record], progress: OnStep | None = None,
     check_all: bool = False,
-) -> State:
+) -> State:  # fmt: skip
     """Applies recorded steps, and compares the weights with the digests recorded with them.
 
     Args:

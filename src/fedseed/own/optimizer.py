@@ -60,16 +60,9 @@ class ZOOptimizer:
     """
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        method: Method | None = None,
-        *,
-        seed: int = 0,
-        orbit: str | Path | None = None,
-        resume: bool = False,
-        base: str | None = None,
-        **settings: Any,
-    ) -> None:
+        self, model: torch.nn.Module, method: Method | None = None, *, seed: int = 0, orbit: str | Path | None = None,
+        resume: bool = False, base: str | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
         self.method = MeZO(**settings) if method is None else method
         if not self.method.stepwise or self.method.needs_gradients:
             raise RecipeError(f"ZOOptimizer: a round of {self.method.name} is more than one zeroth-order step")

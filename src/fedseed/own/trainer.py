@@ -154,15 +154,9 @@ def _apart(act: Callable[[], str]) -> str:
 
 
 def patch(
-    trainer: Any,
-    recipe: str | Path | Recipe,
-    client: str,
-    nats: str | None = None,
-    run: str | None = None,
-    key: Path | None = None,
-    ca: Path | None = None,
-    identity: Path | None = None,
-) -> None:
+    trainer: Any, recipe: str | Path | Recipe, client: str, nats: str | None = None, run: str | None = None,
+    key: Path | None = None, ca: Path | None = None, identity: Path | None = None,
+) -> None:  # fmt: skip
     """Makes a Trainer a client of a federation: its `train()` takes part in the run, and leaves it the tuned model.
 
     The Trainer's model is the base that all share, its `train_dataset`, collator and loss are this client's; its

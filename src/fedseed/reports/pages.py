@@ -47,11 +47,9 @@ def run_page(view: RunView) -> str:
 
 
 def comparison_page(
-    title: str,
-    blocks: Mapping[str, Mapping[str, Sequence[RunView]]],
-    sheets: Sequence[Sheet],
+    title: str, blocks: Mapping[str, Mapping[str, Sequence[RunView]]], sheets: Sequence[Sheet],
     lines: Sequence[str] = (),
-) -> str:
+) -> str:  # fmt: skip
     """Returns a page with several runs side by side.
 
     Args:

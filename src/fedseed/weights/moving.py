@@ -132,11 +132,9 @@ def combined(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> t
 
 
 def _by_pieces(
-    vector: Vector,
-    prepare: Prepare,
-    change: Callable[[kernels.Kernels, Any, int, int], torch.Tensor],
+    vector: Vector, prepare: Prepare, change: Callable[[kernels.Kernels, Any, int, int], torch.Tensor],
     rounding: Rounding | None,
-) -> None:
+) -> None:  # fmt: skip
     """w <- round(w + change(kernels, prepared, start, stop)), PIECE elements at a time."""
     for index, first, last, begin, kernel, prepared in vector.pieces(prepare):
         p = vector.parameters[index]

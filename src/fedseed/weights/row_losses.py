@@ -16,15 +16,10 @@ Around = Callable[[Sequence[int]], AbstractContextManager[PerturbedRows]]
 
 
 def row_losses(
-    space: ParameterSpace,
-    losses: Callable[[Sequence[Item]], torch.Tensor],
-    items: Sequence[Item],
-    basis: Basis,
-    directions: Sequence[int],
-    scales: float | Sequence[float],
-    counts: Sequence[int] | None = None,
+    space: ParameterSpace, losses: Callable[[Sequence[Item]], torch.Tensor], items: Sequence[Item], basis: Basis,
+    directions: Sequence[int], scales: float | Sequence[float], counts: Sequence[int] | None = None,
     together: Callable[[Around], torch.Tensor | None] | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """The loss of each item at w + scales[i] * direction(directions[i]).
 
     In one pass with `ParameterSpace.perturbed_rows` where that is possible and `losses` calls the space's model once,
