@@ -159,13 +159,9 @@ class Swept:
 @grouped
 def compare(
     recipes: Annotated[list[str], typer.Argument(help="Recipes, each a line of the tables, or one sweep.")],
-    out: Annotated[Path, typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there.")],
-    *,
-    swept: Swept,
-    reading: ReadingForDevice,
-    running: Running,
-    telling: Telling,
-) -> None:
+    out: Annotated[Path, typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there.")], *,
+    swept: Swept, reading: ReadingForDevice, running: Running, telling: Telling,
+) -> None:  # fmt: skip
     """Run several recipes and lay the results side by side; over seeds and grids of settings, too."""
     shown = telling.screen()
     file = sweeps.find_sweep(recipes[0]) if len(recipes) == 1 else None

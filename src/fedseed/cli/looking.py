@@ -103,10 +103,8 @@ def explain(
 def preview(
     recipe: RecipeArgument,
     client: Annotated[str | None, typer.Option(help="Whose examples are shown. Default: the first client's.")] = None,
-    examples: Annotated[int, typer.Option(min=0, help="How many are shown.")] = 2,
-    *,
-    reading: Reading,
-) -> None:
+    examples: Annotated[int, typer.Option(min=0, help="How many are shown.")] = 2, *, reading: Reading,
+) -> None:  # fmt: skip
     """Show examples as tokens, what counts for the loss, what is cut. Needs the data and the tokenizer, no weights."""
     checked = reading.read(recipe, here=True)
     from fedseed.runs.preview import preview as look  # torch from here on
@@ -184,10 +182,8 @@ def bench(
 def partition(
     recipe: RecipeArgument,
     out: Annotated[Path | None, typer.Option(help="PNG file: a picture of who holds what.")] = None,
-    as_json: JsonOption = False,
-    *,
-    reading: Reading,
-) -> None:
+    as_json: JsonOption = False, *, reading: Reading,
+) -> None:  # fmt: skip
     """Say who holds what: each client's examples by label. Needs the data, no model."""
     task = reading.read(recipe).task
     if out is not None and out.suffix != ".png":

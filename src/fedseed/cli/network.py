@@ -92,12 +92,9 @@ class Figures:
 def serve(
     recipe: RecipeArgument,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RUN.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete a run of this name from the server first.")] = False,
-    *,
-    reaching: Reaching,
-    figures: Figures,
-    reading: Reading,
-) -> None:
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete a run of this name from the server first.")] = False, *,
+    reaching: Reaching, figures: Figures, reading: Reading,
+) -> None:  # fmt: skip
     """Coordinate a federation over NATS; start it again to go on after an interruption."""
     checked = reading.read(recipe)
     name = run_name(checked, recipe, reaching.run)
@@ -212,13 +209,11 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
 
 def status(
     run: Annotated[str, typer.Argument(help="The run's name on the server.")],
-    nats: Annotated[str, typer.Option("--nats", help="The server.")],
-    key: KeyOption = None,
-    ca: CaOption = None,
+    nats: Annotated[str, typer.Option("--nats", help="The server.")], key: KeyOption = None, ca: CaOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for a program.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until the run is over.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between looks.")] = 2.0,
-) -> None:
+) -> None:  # fmt: skip
     """Say how a run over NATS is going: round, clients, bytes, loss, what was refused."""
     reach, name = Access(nats, key, ca), check_run(run)
     if watch:

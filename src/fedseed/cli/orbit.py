@@ -54,11 +54,8 @@ def verify(
     replay: Annotated[bool, typer.Option("--replay", help="Also replay, and compare every recorded digest.")] = False,
     key: Annotated[Path | None, typer.Option(help="Public key: also check the signature.")] = None,
     signed: Annotated[Path | None, typer.Option("--signature", help="The signature. Default: PATH.sig.")] = None,
-    plugin: PluginOption = None,
-    as_json: JsonOption = False,
-    *,
-    placing: Placing,
-) -> None:
+    plugin: PluginOption = None, as_json: JsonOption = False, *, placing: Placing,
+) -> None:  # fmt: skip
     """Check an orbit: checksums, chain, every step's content; if asked, digests and signature."""
     if signed is not None and key is None:
         raise RecipeError("--signature needs --key, the signer's public key")
@@ -90,11 +87,9 @@ def verify(
 
 @app.command()
 def rollback(
-    path: PathArgument,
-    to: Annotated[int, typer.Option(help="Number of the last step to keep.")],
-    out: NewFile,
+    path: PathArgument, to: Annotated[int, typer.Option(help="Number of the last step to keep.")], out: NewFile,
     plugin: PluginOption = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write the steps up to a number into a new orbit. What comes after may be damaged; PATH is not changed."""
     orbit = edit.rollback(path, to, out)
     say(f"{out}: {plural(orbit.last, 'step')}, {orbit.size:,} bytes")
@@ -110,10 +105,8 @@ def compact(path: PathArgument, out: NewFile, plugin: PluginOption = None) -> No
 @app.command()
 def diff(
     first: Annotated[Path, typer.Argument(help="An orbit file.")],
-    second: Annotated[Path, typer.Argument(help="Another.")],
-    plugin: PluginOption = None,
-    as_json: JsonOption = False,
-) -> None:
+    second: Annotated[Path, typer.Argument(help="Another.")], plugin: PluginOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
     """Say what tells two orbits apart: settings, the first step that differs."""
     a, b = Orbit.open(first), Orbit.open(second)
     differences = edit.differences(a, b)
