@@ -33,7 +33,7 @@ from fedseed.federation.session import CoordinatorSettings
 from fedseed.methods import REGISTRY, Method
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
-from fedseed.reports.progress import Silent
+from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine
 from fedseed.transport.base import QUIET, Receive, Rejected
 from fedseed.transport.memory import MemoryCoordinator, Shared
@@ -85,7 +85,7 @@ async def measured(method: Method, count: int, enrols: bool) -> dict[str, tuple[
     end = Puppets(Shared("bench"), None, QUIET)
     known = () if enrols else tuple(names)
     settings = CoordinatorSettings(names=known, enrols=enrols, start_with=count, dead_after=1e6)
-    talk = NetworkCoordinator(end, "bench", method, 0, 100, settings, Silent())
+    talk = NetworkCoordinator(end, "bench", method, 0, 100, settings, Progress())
     start = base64.b64encode(begin(Header("base", "ab" * 16, "float32", LAYOUT, method, 0))).decode()
     seconds, said = {}, []
     for name in names:

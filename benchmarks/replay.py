@@ -15,7 +15,7 @@ import torch
 from fedseed import FeedSign, ParameterSpace
 from fedseed.methods.feedsign import Votes
 from fedseed.models.loading import load_model
-from fedseed.weights.pending import Pending
+from fedseed.orbit.replay import Pending
 
 
 def replayed(method: FeedSign, space: ParameterSpace, signs: np.ndarray[Any, Any], together: bool) -> float:

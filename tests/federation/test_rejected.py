@@ -7,7 +7,7 @@ import pytest
 from fedseed.federation import session as rejected
 from fedseed.federation.network_coordinator import status_answer
 from fedseed.federation.session import Rejected
-from fedseed.reports.progress import Silent
+from fedseed.reports.progress import Progress
 from support.heard import Heard
 
 
@@ -42,7 +42,7 @@ def test_what_is_kept_is_short_and_a_terminal_can_show_it():
 
 def test_many_senders_of_many_reasons_fit_into_an_answer():
     """Those that have not come up for longest are forgotten first, in number and not in sum."""
-    counted = Rejected(Silent(), "run")
+    counted = Rejected(Progress(), "run")
     for reason in range(40):
         for sender in range(300):
             counted.add(f"client-{sender}", f"{reason} " + "\U0001f600" * 10_000)

@@ -5,7 +5,7 @@ import itertools
 
 from fedseed.federation.control import Attach
 from fedseed.federation.session import CoordinatorSettings, Rejected, Session
-from fedseed.reports.progress import Silent
+from fedseed.reports.progress import Progress
 from fedseed.transport.memory import Hub
 from support.reception import Talk
 
@@ -48,7 +48,7 @@ async def test_a_stranger_has_everybody_called_less_and_less_often():
     """A process that is not known is called; one that goes on and says no hello costs the others little."""
     end = await Hub().transport("run").coordinator()
     called, now = [], 1000.0
-    session = Session(end, CoordinatorSettings(), Silent(), Rejected(Silent(), "run"), "it", clock=lambda: now)
+    session = Session(end, CoordinatorSettings(), Progress(), Rejected(Progress(), "run"), "it", clock=lambda: now)
 
     async def call(soon=()):
         called.append(now)

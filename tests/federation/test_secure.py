@@ -19,7 +19,7 @@ from fedseed.federation.secure import SecureCoordinator
 from fedseed.privacy.secure import LostError
 from fedseed.privacy.secure.messages import Phase, Terms
 from fedseed.privacy.secure.settings import identity_text
-from fedseed.reports.progress import Silent
+from fedseed.reports.progress import Progress
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryClient
@@ -214,7 +214,9 @@ def test_a_process_that_is_started_again_opens_no_round_twice(problem, tmp_path)
     hosted = part_of(problem.federation(checked.method, per_round=5, secure_sums=checked.secure_sums), ["client-1"])
     hosted.opened = folder
     for at, set_back in ((2, True), (3, False), (4, False)):
-        replica = SimpleNamespace(hosted=hosted, numbers={"client-1": 1}, at=at, version=0, end=None, progress=Silent())
+        replica = SimpleNamespace(
+            hosted=hosted, numbers={"client-1": 1}, at=at, version=0, end=None, progress=Progress()
+        )
         replica.current = True
         answers = Answers(replica, SimpleNamespace(welcome=True))
         if set_back:

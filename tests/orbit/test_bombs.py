@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from fedseed import FeedSign, Orbit, ParameterSpace
 from fedseed.errors import OrbitError
-from fedseed.orbit import Header
+from fedseed.orbit import Header, replay
 from fedseed.orbit.file import begin, write_orbit
 from fedseed.orbit.header import FORMAT, MAGIC
 from fedseed.orbit.record import Record, link
 from fedseed.randomness.stream import STREAM_VERSION
-from fedseed.weights import pending
 from fedseed.weights.digest import base_digest
 from fedseed.weights.layout import Layout, TensorEntry
 from support.memory import at_most
@@ -106,7 +105,7 @@ def test_a_bit_a_step_is_replayed_as_a_stream(tmp_path, monkeypatch):
         orbit = Orbit.open(path)
     assert orbit.last == 1 << 11
     whole = orbit.replay(net, 1 << 11)
-    monkeypatch.setattr(pending, "STEPS", 1 << 6)
+    monkeypatch.setattr(replay, "STEPS", 1 << 6)
     net = fresh()
     with at_most(1 << 19):
         assert orbit.replay(net) == whole

@@ -17,7 +17,7 @@ from fedseed.orbit import Header
 from fedseed.orbit.header import AdapterStart
 from fedseed.orbit.replay import equip
 from fedseed.reports.log import Logged
-from fedseed.reports.progress import Silent
+from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine, read_metrics
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.parties import read_names
@@ -75,7 +75,7 @@ def test_nothing_of_a_run_is_written_through_a_link(tmp_path):
     run.mkdir()
     victim.write_text("mine")
     (run / "log.txt").symlink_to(victim)
-    log = Logged(Silent())
+    log = Logged(Progress())
     log.open(run)
     log.write("note", "somebody else's")
     log.close()

@@ -10,7 +10,7 @@ from fedseed.federation.secure import Masking
 from fedseed.orbit.signature import generate_key
 from fedseed.privacy.secure.messages import Phase, unframed
 from fedseed.privacy.secure.settings import SecureSums, identity_text
-from fedseed.reports.progress import Silent
+from fedseed.reports.progress import Progress
 from fedseed.runs.joining import identities
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.training.settings import LocalTraining
@@ -145,7 +145,7 @@ def test_a_sum_that_no_honest_clients_have_is_not_taken(lie, monkeypatch):
         return found
 
     monkeypatch.setattr(Masking, "_words", lying)
-    monkeypatch.setattr(Silent, "warn", lambda self, text: told.append(text))
+    monkeypatch.setattr(Progress, "warn", lambda self, text: told.append(text))
     found = ran(METHODS[name], SUMS)
     (refused,) = [one for line in found.result.metrics for one in line.get("not_taken") or ()]
     assert refused["round"] == 2 and why in refused["reason"]

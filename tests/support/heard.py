@@ -1,9 +1,9 @@
 """Progress that remembers what it was told."""
 
-from fedseed.reports.progress import Silent
+from fedseed.reports.progress import Progress
 
 
-class Heard(Silent):
+class Heard(Progress):
     """The warnings, in order, and all that was said."""
 
     def __init__(self):

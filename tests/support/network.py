@@ -29,7 +29,7 @@ from fedseed.federation.protocol import Entry, read_step
 from fedseed.federation.secure import SecureCoordinator
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.messages import Phase
-from fedseed.reports.progress import Silent
+from fedseed.reports.progress import Progress
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport import transport
@@ -240,7 +240,7 @@ def _live(order):
         os._exit(code)
 
 
-class Written(Silent):
+class Written(Progress):
     """Writes what is said into a file."""
 
     def __init__(self, path):

@@ -12,7 +12,7 @@ from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.methods import FeedSign
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
-from fedseed.reports.progress import Silent
+from fedseed.reports.progress import Progress
 from fedseed.transport.memory import Hub
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -30,8 +30,8 @@ class Talk:
 
     async def start(self):
         end = await Hub().transport("run").coordinator()
-        self.rejected = Rejected(Silent(), "run")
-        session = Session(end, self.settings, Silent(), self.rejected)
+        self.rejected = Rejected(Progress(), "run")
+        session = Session(end, self.settings, Progress(), self.rejected)
         self.roster = Roster(1000.0, list(self.settings.names), self.settings.enrols)
         self.reception = Reception(session, self.roster, self.method, 0)
         self.base = self.reception.base

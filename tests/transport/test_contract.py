@@ -19,7 +19,7 @@ from fedseed.federation.session import CoordinatorSettings
 from fedseed.federation.step_log import StepLog
 from fedseed.methods.feedsign import FeedSign
 from fedseed.orbit import Header
-from fedseed.reports.progress import Silent
+from fedseed.reports.progress import Progress
 from fedseed.transport import transport
 from fedseed.transport.base import Access, Events, Interrupted, Log
 from fedseed.transport.memory import Hub
@@ -320,7 +320,7 @@ async def test_who_only_waits_learns_that_another_coordinator_goes_on(room):
     """It was taken for dead; its clients answer another one, and it would wait for them until its deadline."""
     layout = Layout((TensorEntry("w", (2,), "float32"),), (0, 2))
     begun = Header("base", "ab" * 16, "float32", layout, FeedSign(), 0)
-    talk = NetworkCoordinator(await room.coordinator(), "run", FeedSign(), 0, 9, CoordinatorSettings(), Silent())
+    talk = NetworkCoordinator(await room.coordinator(), "run", FeedSign(), 0, 9, CoordinatorSettings(), Progress())
     await talk.log.create(begun, ["a"], 9, 1)
     await talk.log.begin_session()
     await talk.log.publish(1, Message(MessageKind.STEP, FeedSign.code, 1, EVERYBODY, b"\1").encode())

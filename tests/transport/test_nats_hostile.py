@@ -16,7 +16,7 @@ from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.network_coordinator import NetworkCoordinator
 from fedseed.federation.session import CoordinatorSettings
 from fedseed.methods import FeedSign
-from fedseed.reports.progress import Silent
+from fedseed.reports.progress import Progress
 from fedseed.transport import transport
 from fedseed.transport.base import Access, Events
 from fedseed.transport.nats import UNSENT_BYTES
@@ -332,7 +332,7 @@ async def test_a_status_does_not_wait_behind_what_clients_send(room):
 async def test_nobody_is_attached_to_anothers_process(room):
     """What comes for it would be read, and deleted, there."""
     settings = CoordinatorSettings(names=("mallory", "honest", "bed1", "bed 2"))
-    talk = NetworkCoordinator(room.coordinator, RUN, FeedSign(), 0, 1, settings, Silent())
+    talk = NetworkCoordinator(room.coordinator, RUN, FeedSign(), 0, 1, settings, Progress())
     for client, host in (("mallory", "honest"), ("bed 2", "bed1")):
         about = {"client": client, "host": host, "examples": 1}
         await talk.receive(client, "attach", json.dumps(about).encode())

@@ -6,9 +6,9 @@ import torch
 
 from fedseed import Basis, ParameterSpace
 from fedseed.optimizers.rules import Rule
+from fedseed.orbit.replay import Pending
 from fedseed.weights.change import Add, Average, Optimize, Rebuild, Replace, Term, expected_norm
 from fedseed.weights.layout import Layout, TensorEntry
-from fedseed.weights.pending import Pending
 
 LAYOUT = Layout((TensorEntry("w", (5000,), "float32"),), (0, 1000, 5000))
 ONE = [Term(Basis("normal", 1), [0.5])]

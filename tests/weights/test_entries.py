@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedseed.orbit.replay import Pending
 from fedseed.weights.change import Entries, Patch, expected_norm
-from fedseed.weights.pending import Pending
 from weights.test_change import space
 from weights.test_space import flat
 

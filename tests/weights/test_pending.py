@@ -6,10 +6,10 @@ import torch
 
 from fedseed import Basis, ParameterSpace
 from fedseed.optimizers.rules import Rule
+from fedseed.orbit import replay as module
+from fedseed.orbit.replay import Pending
 from fedseed.randomness import BASES
-from fedseed.weights import pending as module
 from fedseed.weights.change import Add, Average, Optimize, Rebuild, Replace, Term
-from fedseed.weights.pending import Pending
 from support.tiers import tiered
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -239,14 +239,9 @@ def _checked(data: Mapping[str, Any], where: str) -> Sweep:
 
 
 def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
-    """Returns key and values of a text such as "method.rate=1e-3,3e-4".
+    """Returns key and values of a text such as "method.rate=1e-3,3e-4", which was typed for an option.
 
-    Args:
-        text: what was typed.
-        option: the option that it was typed for, which errors name.
-
-    Raises:
-        RecipeError: the text has another form.
+    Raises RecipeError if the text has another form.
     """
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
@@ -577,10 +572,7 @@ def _joined(*words: str, by: str = " ") -> str:
 def sheets(sweep: Sweep, lines: Sequence[SweepLine], brief: bool = False) -> list[Sheet]:
     """Returns the tables: results and costs of each scenario, and one with what was chosen from.
 
-    Args:
-        sweep: what was run.
-        lines: what came of it.
-        brief: leave out passes and memory, so that the results fit a terminal.
+    If they are to be `brief`, passes and memory are left out, so that the results fit a terminal.
     """
     made = []
     for scenario in sweep.scenarios:

@@ -22,7 +22,7 @@ from fedseed.federation.replica import Replica
 from fedseed.orbit import NO_DIGEST, Record
 from fedseed.orbit.file import begin, write_orbit
 from fedseed.orbit.record import ending, link, packed
-from fedseed.reports.progress import Progress, Silent
+from fedseed.reports.progress import Progress
 from fedseed.transport.base import End, Events, Transport
 
 
@@ -46,7 +46,7 @@ class NetworkClient:
         self.transport = transport
         self.run_name = run
         self.rounds = rounds
-        self.progress = progress or Silent()
+        self.progress = progress or Progress()
         self.hosted = load()
         for note in self.hosted.notes:
             self.progress.note(note)

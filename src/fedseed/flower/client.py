@@ -23,7 +23,7 @@ from fedseed.federation.hosted import Hosted, WorkThread
 from fedseed.federation.presence import Presence
 from fedseed.federation.replica import Replica
 from fedseed.flower.config import Place, place_of, recipe_of
-from fedseed.reports.progress import Silent
+from fedseed.reports.progress import Progress
 from fedseed.runs.joining import Loading
 from fedseed.runs.recipe import Recipe
 from fedseed.transport import flower_wire as wire
@@ -49,7 +49,7 @@ class Site:
         self._loop = asyncio.new_event_loop()
         self._measured: tuple[int, dict[str, Any]] = -1, {}  # of which version of the weights, and what
         self.whole = load()
-        self.replica = Replica(self._end, RUN, self._loaded, self.whole, WorkThread(), Silent(), lambda: None)
+        self.replica = Replica(self._end, RUN, self._loaded, self.whole, WorkThread(), Progress(), lambda: None)
 
     def _loaded(self) -> Hosted:
         self.whole = self._load()

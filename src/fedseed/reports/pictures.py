@@ -12,12 +12,7 @@ from fedseed.registry import one_line
 
 
 def draw_run(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Draw a run's pictures and write its page.
-
-    Args:
-        folder: the run's, with metrics.jsonl.
-        summary: what summary.json will hold.
-    """
+    """Draw a run's pictures and write its page into its folder; `summary` is what summary.json will hold."""
     from fedseed.reports.charts import curves
     from fedseed.reports.pages import run_page
     from fedseed.reports.plots import draw

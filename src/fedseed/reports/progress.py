@@ -52,17 +52,13 @@ class Progress:
         """Hears something that a person should know; the run goes on."""
 
 
-class Silent(Progress):
-    """Says nothing."""
-
-
 def shown_by(progress: Progress | bool | None) -> Progress:
     """Returns what shows a run: as given; True: a console; False: nothing; None: a console if somebody sees it."""
     if not isinstance(progress, bool) and progress is not None:
         return progress
     console = Screen(stderr=True)
     wanted = console.is_terminal or console.is_jupyter if progress is None else progress
-    return Shown(console) if wanted else Silent()
+    return Shown(console) if wanted else Progress()
 
 
 def describe(line: RoundLine) -> str:

@@ -18,7 +18,7 @@ from fedseed.objectives.prepared import prepare_sets
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import longest_input
 from fedseed.processes import warm
-from fedseed.reports.progress import Progress, Silent, shown_by
+from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of, hosted_of, loss_of, within
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.rates import find_rate, settled, with_rate
@@ -164,7 +164,7 @@ def build(
     if resume and out is not None:
         recipe = settled(recipe, Path(out))
     if recipe.tune_rate:
-        say = (progress or Silent()).note
+        say = (progress or Progress()).note
         found = find_rate(recipe, data, say)
         say(f"{found.key} = {found.rate:g}, found with {found.passes / found.whole:.0%} of the run's passes")
         recipe = with_rate(recipe, found.rate)

@@ -23,7 +23,7 @@ from fedseed.orbit.export import check_free, export_model
 from fedseed.orbit.signature import private_key
 from fedseed.privacy import mechanism_of
 from fedseed.privacy.secure.settings import identity_text
-from fedseed.reports.progress import Progress, Silent
+from fedseed.reports.progress import Progress
 from fedseed.runs.assembly import host
 from fedseed.runs.equipment import Equipment, Evaluation, evaluation_of
 from fedseed.runs.recipe import Recipe
@@ -78,7 +78,7 @@ class Loading:
         identity: Path | None = None,
     ) -> None:  # fmt: skip
         self.recipe = recipe
-        self.progress = progress or Silent()
+        self.progress = progress or Progress()
         self._evaluation: TaskData | None = None
         self._own = own or OwnData()
         self.opened: Path | None = None  # the folder in which secure sums note which sums were opened

@@ -25,7 +25,7 @@ from fedseed.federation.step_log import Logged
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.machine import resident_memory
 from fedseed.reports.pictures import draw_apart
-from fedseed.reports.progress import Progress, Silent
+from fedseed.reports.progress import Progress
 from fedseed.reports.prometheus import Exporter
 from fedseed.reports.results import RoundLine
 from fedseed.runs import stopping
@@ -82,7 +82,7 @@ class NetworkRun(Run):
         self, recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool = False,
         progress: Progress | None = None, exporter: Exporter | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(progress or Silent())
+        super().__init__(progress or Progress())
         self._exporter = exporter
         if recipe.tune_rate:
             raise RecipeError('learning_rate = "auto" is for a simulation (fedseed tune-rate): over a network set it')

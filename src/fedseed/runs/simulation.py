@@ -32,7 +32,7 @@ from fedseed.orbit import NO_DIGEST, Record
 from fedseed.orbit.card import Facts, card
 from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.machine import resident_memory
-from fedseed.reports.progress import Progress, Silent, shown_by
+from fedseed.reports.progress import Progress, shown_by
 from fedseed.reports.results import RoundLine
 from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import MEMORY
@@ -79,7 +79,7 @@ class _AtHand(Session):
         progress: Progress,
     ) -> None:  # fmt: skip
         # the rounds say what is refused
-        settings, rejected = CoordinatorSettings(deadline=inf, minimum=0, patience=inf), Rejected(Silent(), "")
+        settings, rejected = CoordinatorSettings(deadline=inf, minimum=0, patience=inf), Rejected(Progress(), "")
         super().__init__(cast(CoordinatorEnd, self), settings, progress, rejected, at_hand=True)
         self.hosted = hosted
         self.coordinator = coordinator
