@@ -126,13 +126,7 @@ def original(name, part, count):
 
 
 def write_original(name, folder, train=60, dev=20):
-    """Write a small data set in its original files; returns the folder.
-
-    Args:
-        name: the task's name.
-        folder: to write into.
-        train, dev: rows of the train file, and of the file with test examples (of DROP and SQuAD: about so many).
-    """
+    """Write a small data set in its original files, of so many rows (of DROP and SQuAD: about); returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in (original(name, "train", train) | original(name, "dev", dev)).items():
         (folder / file).write_text(text, encoding="latin-1" if name == "trec" else "utf-8")

@@ -13,21 +13,13 @@ NOT_RUN = re.compile(r"<!-- not run: ((?:(?!-->).){5,}) -->\n$", re.DOTALL)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block.
+    """A fenced block."""
 
-    Args:
-        page: the file's name.
-        line: where it begins.
-        language: the word after the fence.
-        text: what is in it.
-        reason: why it is not run here, as the comment before it says; None: it is.
-    """
-
-    page: str
-    line: int
-    language: str
+    page: str  # the file's name
+    line: int  # where it begins
+    language: str  # the word after the fence
     text: str
-    reason: str | None
+    reason: str | None  # why it is not run here, as the comment before it says; None: it is
 
     def __str__(self):
         return f"{self.page}:{self.line}"

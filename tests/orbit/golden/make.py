@@ -47,16 +47,10 @@ def rewrite(name, path, dtype=None, start=None):
 
 
 def write(path, header, payloads, start=None):
-    """Write an orbit as a run does, step by step: each is decoded, applied and encoded again.
+    """Write an orbit as a run does: each step is decoded, applied and encoded again; returns the digests, base first.
 
-    Args:
-        path: the file.
-        header: its header; base and layout are made here.
-        payloads: the steps as messages.
-        start: bytes to begin with instead of the header as it is encoded here: compressors differ.
-
-    Returns:
-        The digest after each step, that of the base first.
+    Base and layout of the header are made here. `start` are bytes to begin with instead of the header as it is encoded
+    here: compressors differ.
     """
     net, method = model(getattr(torch, header.dtype)), header.method
     digest, space = base_digest(net), ParameterSpace(net, method.blocks)

@@ -58,21 +58,10 @@ class TooLong(BaseException):
 
 
 def drive(room, seed, count=None, seconds=None, folder=None):
-    """Run a room's cases, so many or so long, and stop at the first fault.
+    """Run cases of a room (a name of `ROOMS`), so many or for so long; a fault is raised with its case and seed.
 
-    Args:
-        room: a name of `ROOMS`.
-        seed: of all cases.
-        count: how many cases.
-        seconds: how long, instead.
-        folder: for files.
-
-    Returns:
-        How many cases there were, how many of them were valid, the slowest's processor seconds, and the bytes that one
-        took beyond what its size allows for, at most.
-
-    Raises:
-        AssertionError: a fault; says which case of which seed.
+    Returns how many cases there were, how many of them were valid, the slowest's processor seconds, and the bytes that
+    one took beyond what its size allows for, at most.
     """
 
     def interrupt(number, frame):

@@ -31,15 +31,7 @@ METRICS = (
 
 
 class Liar:
-    """What somebody with a client's key knows of the run: it can say what is right.
-
-    Args:
-        rng: draws what it says.
-        name: its client's.
-        names: all clients.
-        start: the orbit's header.
-        code: the method's.
-    """
+    """What somebody with a client's key knows of the run: it can say what is right. `start` is the orbit's header."""
 
     def __init__(self, rng, name, names, start, code):
         self.rng, self.name, self.names, self.start, self.code = rng, name, list(names), start, code

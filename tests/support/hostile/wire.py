@@ -12,14 +12,7 @@ LOST = (nats.errors.Error, OSError, TimeoutError, asyncio.TimeoutError)
 
 
 class Wire:
-    """A connection whose every byte can be chosen.
-
-    Args:
-        server: the address.
-        subjects: the run's.
-        name: whose key it is.
-        key, ca: files of the key and of the authority.
-    """
+    """A connection with a client's key, whose every byte can be chosen."""
 
     def __init__(self, server, subjects, name, key, ca):
         self._how = Access(server, key, ca), subjects, name
