@@ -286,7 +286,8 @@ def test_nothing_but_masked_words_depends_on_a_clients_data(tmp_path):
 @pytest.mark.slow
 def test_two_clients_are_killed(problem, network, shared_server):
     """Five processes, three open a sum: two are killed, the run goes on with the others."""
-    checked = recipe("zo-fedsgd", 30, secure_sums={"ahead": 4}, federation={"dead_after": 1.5})
+    more = {"secure_sums": {"ahead": 4}, "federation": {"dead_after": 1.5}, "evaluation": {"every": 5}}
+    checked = recipe("zo-fedsgd", 30, **more)
     net = network(shared_server, checked.model_dump(exclude_none=True))
     coordinator = net.coordinator()
     hosts = [net.host(n) for n in range(5)]
