@@ -1,5 +1,7 @@
 """Simulated runs with secure sums: the bits of fixed point in the clear, whoever goes when; and what is refused."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -36,14 +38,18 @@ def ran(method, sums, silent=None, rounds=4, **settings):
     """A run; `silent` is called with (client, phase or "vector", round or None) and says who says nothing."""
     made = federation(method, secure_sums=sums, **{"rounds": rounds, "evaluate_every": rounds, **settings})
     if silent is not None and (masking := made.clients.masking) is not None:
-        answer, update = masking.answer, masking.update
+        update = masking.update
 
         def unless(said, client, phase):
             if silent(client, phase, made):
                 raise MessageError("it has gone")
             return said()
 
-        masking.answer = lambda c, ask: unless(lambda: answer(c, ask), c, unframed(ask)[0])
+        def answer(number, said, ask):
+            return unless(lambda: said(ask), number, unframed(ask)[0])
+
+        for number, client in masking.clients.items():
+            client.answer = partial(answer, number, client.answer)
         masking.update = lambda state, plan, c, sent: unless(lambda: update(state, plan, c, sent), c, "vector")
     made.steps = []
     close = made.coordinator.close
