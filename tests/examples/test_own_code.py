@@ -11,6 +11,7 @@ import pytest
 
 from support.documents import ROOT
 from support.forked import fedseed_forked as run
+from support.tiers import mark
 
 EXTENSION = ROOT / "examples" / "extension"
 PRINTED = {
@@ -21,14 +22,14 @@ PRINTED = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "printed"), PRINTED.items(), ids=PRINTED)
-def test_an_example_runs_as_it_stands(name, printed, tmp_path):
+@pytest.mark.parametrize("name", mark(PRINTED, lambda name: name != "own_loop.py"))
+def test_an_example_runs_as_it_stands(name, tmp_path):
     path = ROOT / "examples" / name
     assert len(path.read_text().splitlines()) <= 30
     assert f"examples/{name}" in (ROOT / "docs" / "own-code.md").read_text()
     done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert printed in done.stdout
+    assert PRINTED[name] in done.stdout
 
 
 @pytest.mark.long

@@ -94,6 +94,7 @@ def test_a_client_that_holds_the_others_up_is_named_and_left_out(problem, networ
     assert {s["client"] for line in net.lines() for s in line.get("skipped", [])} == {"client-3"}
 
 
+@pytest.mark.slow
 def test_large_answers_over_a_slow_line_are_no_refusals(problem, network, shared_server, in_process):
     """Plans go out once more before they are there, and are answered once more."""
     net = network(shared_server, {**RECIPES["fedavg"], "rounds": 4}, inline=200)
