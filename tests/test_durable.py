@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fedseed.durable import Appender, replacing, write_whole
+from fedseed.durable import Appender, append_to, replacing, write_whole
 from fedseed.errors import StorageError
 
 
@@ -86,11 +86,21 @@ def test_a_cut_is_on_disk_and_never_makes_a_file_longer(tmp_path, calls):
     file.append(b"0123456789")
     calls.clear()
     file.cut(11)
+    file.cut(10)
     assert calls == [] and file.size == 10
     file.cut(4)
     assert [name for name, _ in calls] == ["ftruncate", "fsync"] and file.size == 4
     file.append(b"x")
     assert file.path.read_bytes() == b"0123x"
+
+
+def test_a_cut_or_a_write_that_fails_names_the_file(tmp_path, monkeypatch):
+    file = Appender(tmp_path / "a")
+    file.append(b"0123")
+    monkeypatch.setattr(os, "fsync", lambda handle: (tmp_path / "nowhere").read_bytes())
+    for act in (file.sync, lambda: file.cut(2)):
+        with pytest.raises(StorageError, match=r"a: can't be written: No such file"):
+            act()
 
 
 def test_a_file_is_replaced_when_all_of_the_new_one_is_on_disk(tmp_path, calls):
@@ -141,6 +151,11 @@ def test_nothing_is_written_through_a_planted_link(tmp_path):
         path.symlink_to(target)
         with pytest.raises(StorageError, match=r"a\.bin: can't be written: it is a link"):
             Appender(path)
+        with pytest.raises(OSError, match="symbolic links"):
+            append_to(str(path), os.O_WRONLY)
+    with open(tmp_path / "log", "a", opener=append_to) as log:
+        log.write("said")
+    assert (tmp_path / "log").read_text() == "said" and not (tmp_path / "log").stat().st_mode & 0o111
     assert victim.read_bytes() == b"mine" and not (tmp_path / "nowhere").exists()
 
 

@@ -14,8 +14,9 @@ from support.reception import LAYOUT
 
 numbers = st.integers(0, 2**32 - 1)
 messages = st.builds(
-    Message, st.sampled_from(MessageKind), st.integers(0, 255), numbers, numbers, st.binary(max_size=200)
-)
+    Message, st.sampled_from(MessageKind), st.integers(0, 255), numbers, numbers, st.binary(max_size=200),
+    st.integers(0, 255),
+)  # fmt: skip
 
 
 @given(messages)
