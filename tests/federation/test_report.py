@@ -6,7 +6,7 @@ import math
 import pytest
 
 from fedseed.errors import MessageError
-from fedseed.federation.control import MOST_EXAMPLES, Report, averaged, read
+from fedseed.federation.control import MOST_EXAMPLES, MOST_PARTS, Report, averaged, read
 from fedseed.federation.cost import Cost
 
 DIGEST = "ab" * 16
@@ -25,9 +25,9 @@ def test_a_report_as_clients_send_it():
     found = report()
     assert found.spent == Cost(**SPENT) and found.ratio == 0.5 and found.round == 3 and found.seconds == 0.5
     assert found.metrics.keys() == GOOD["metrics"].keys() and math.isnan(found.metrics["mine: f1 @ 5"])
-    assert report(metrics=None, ratio=None).metrics is None
+    assert report(metrics=None, ratio=None).metrics is None and report(ratio=0.0).ratio == 0
     assert report(ratio=math.nan).ratio is None  # the weights are NaN: the run has diverged
-    figures = {"a": {"held_out": 3.0, "loss": math.inf}}
+    figures = {"a": {"held_out": 3.0, "loss": math.inf}, "b": {"held_out": MOST_EXAMPLES}}
     assert report(by_client=figures).by_client == figures
     assert type(report(by_client=figures).by_client["a"]["held_out"]) is int
     sent = Report(at=3, epoch="x", round=3, digest=DIGEST, spent=Cost(**SPENT), ratio=None, metrics=None)
@@ -71,7 +71,15 @@ def test_each_client_weighs_by_the_examples_that_a_figure_is_of():
     found = averaged({
         "a": {"held_out": 1, "validation": 3, "loss": 2.0, "validation_loss": 1.0},
         "b": {"held_out": 3, "validation": 1, "loss": 1.0, "validation_loss": 5.0, "accuracy": 50.0},
-        "c": {"held_out": 0},
+        "c": {"held_out": 0}, "d": {"held_out": 0, "validation_loss": 9.0},
     })  # fmt: skip
     assert found == {"loss": 1.25, "validation_loss": 2.0, "accuracy": 50.0}
     assert averaged({}) == {} == averaged({"c": {"held_out": 0}})
+
+
+def test_a_message_of_more_parts_than_are_read_is_refused():
+    most = b"[" + b"," * (MOST_PARTS - 2)
+    with pytest.raises(MessageError, match=f"about {MOST_PARTS + 1:,} values"):
+        read(Report, most + b",")
+    with pytest.raises(MessageError, match="expected value"):
+        read(Report, most)
