@@ -51,6 +51,7 @@ def test_a_run_that_still_falls_counts_as_slower_than_any_that_does_not():
     assert statistics.verdict(found, found.p) == "holds in kind" and found.estimate == 5.0
     theirs = stats.quantile_test([5, inf, 5, 5, inf, inf, 3, 5, inf, 3]).confidence_interval()
     assert found.interval == (theirs.low, theirs.high) == (3, inf)
+    assert statistics.concluded([("", "", found)])[0].interval == (3, "inf")
     found = statistics.ahead(slow, fast, lead=0.5)
     assert found.interval == (-inf, -3) and statistics.verdict(found, found.p) == "does not hold here"
     both = statistics.ahead({**fast, 2: -inf, 5: -inf, 6: -inf}, slow)  # which of a pair is slower is not known
@@ -59,11 +60,12 @@ def test_a_run_that_still_falls_counts_as_slower_than_any_that_does_not():
 
 
 def test_a_ratio_is_one_of_logarithms():
-    found = statistics.at_least(A, 1.1, B)
-    logs = np.log(list(A.values())) - np.log(list(B.values()))
+    found, logs = statistics.at_least(A, 1.1, B), np.log(list(A.values())) - np.log(list(B.values()))
     assert found.p_for == pytest.approx(stats.ttest_1samp(logs, np.log(1.1), alternative="greater").pvalue)
     assert found.interval[0] < found.estimate < found.interval[1]
     assert statistics.at_least(A, 1, seeded([0] * 5)) is statistics.NOTHING
+    most, theirs = statistics.at_most(A, 1.2), stats.ttest_1samp(list(A.values()), 1.2, alternative="less")
+    assert most.p_for == pytest.approx(theirs.pvalue) and most.interval[0] < 1 < most.interval[1] < 1.3
 
 
 def test_holm():

@@ -30,7 +30,7 @@ class Claim:
         here: what was measured, in numbers.
         verdict: how they agree.
         seeds: that it rests on; 0 where nothing is random, or nothing known.
-        interval: of the difference (or ratio, or number) it is about, with 95% confidence.
+        interval: of the difference (or ratio, or number) it is about, with 95% confidence; an end without bound: "inf".
         p: two-sided, adjusted for the item's claims.
     """
 
@@ -38,7 +38,7 @@ class Claim:
     here: str
     verdict: Verdict
     seeds: int = 0
-    interval: tuple[float, float] | None = None
+    interval: tuple[float | str, float | str] | None = None
     p: float | None = None
 
 

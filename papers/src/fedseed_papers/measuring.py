@@ -1,10 +1,9 @@
 """What small figures measure without a sweep: the time to rebuild a model, and the projections of batches."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,33 +13,26 @@ from fedseed.models.loading import locate
 from fedseed.randomness import Basis, kernels
 from fedseed.randomness.kernels.reference import Part
 from fedseed.reports.charts import Axis, Panel, Series
-from fedseed_papers.findings import Claim, Finding, judged
-from fedseed_papers.reconstruction import slope
+from fedseed.reports.tables import Sheet
+from fedseed_papers.findings import Finding
+from fedseed_papers.reconstruction import over_seeds, slope
+from fedseed_papers.statistics import BySeed, at_least, at_most, concluded
 
 if TYPE_CHECKING:
     from fedseed.federation.worker import Worker
 
 SMALL = 1_195_392  # parameters of the small base
-TIMED = "Times are this machine's, medians of three, in seconds of a core: other work on it hardly changes them."
+SEEDS = tuple(range(11, 21))
+TIMED = "Times are this machine's, in seconds of a core: other work on it hardly changes them."
 
 
-def seconds_to_move(basis: str, coefficients: NDArray[np.float32], length: int, repeats: int = 3) -> float:
-    """Returns seconds of a core to add directions to `length` float32 weights in one pass.
-
-    Args:
-        basis: the directions' kind.
-        coefficients: (K,), one for each direction.
-        length: of the weights.
-        repeats: of which the median is taken.
-    """
+def seconds_to_move(basis: str, coefficients: NDArray[np.float32], length: int, seed: int) -> float:
+    """Returns seconds of a core to add K directions, by their coefficients (K,), to float32 weights in one pass."""
     kernel, weights = kernels.current(), np.zeros(length, dtype=np.float32)
-    spent = []
-    for repeat in range(repeats):
-        before = time.process_time()  # of all threads: what else the machine does is left out
-        prepared = kernel.prepare([Part(Basis(basis, repeat, len(coefficients)).spec, 0, coefficients)], length)
-        kernel.move(weights, weights, "float32", prepared, -1e-6, 0)
-        spent.append(time.process_time() - before)
-    return median(spent)
+    before = time.process_time()  # of all threads: what else the machine does is left out
+    prepared = kernel.prepare([Part(Basis(basis, seed, len(coefficients)).spec, 0, coefficients)], length)
+    kernel.move(weights, weights, "float32", prepared, -1e-6, 0)
+    return time.process_time() - before
 
 
 def _steps(count: int) -> NDArray[np.float32]:
@@ -54,134 +46,129 @@ def _pool(steps: int, candidates: int) -> NDArray[np.float32]:
     return np.bincount(drawn, weights=_steps(steps), minlength=candidates).astype(np.float32)
 
 
-def rebuild_steps(
-    length: int = SMALL, steps: Sequence[int] = (16, 64, 256, 1024, 4096), candidates: int = 1024
-) -> Finding:
+def _each(columns: Mapping[str, BySeed]) -> Sheet:
+    """Returns each seed's numbers, from which the verdicts can be reckoned again."""
+    rows = [[str(seed), *(f"{line[seed]:.4g}" for line in columns.values())] for seed in next(iter(columns.values()))]
+    return Sheet("Each seed", ("seed", *columns), rows, "")
+
+
+def rebuild_steps(seeds: Sequence[int]) -> Finding:
     """FedKSeed's Figure 2: repeating all steps, and rebuilding from a pool's accumulator."""
-    seconds_to_move("normal", _steps(1), 4096)  # compiles
-    repeated = [(float(n), seconds_to_move("normal", _steps(n), length)) for n in steps]
-    rebuilt = [(float(n), seconds_to_move("normal", _pool(n, candidates), length)) for n in steps]
-    rate, full = slope(repeated), seconds_to_move("normal", _steps(candidates), length)
-    slowest = max(y for _, y in rebuilt)
+    steps, candidates = (16, 64, 256, 1024, 4096), 1024
+    seconds_to_move("normal", _steps(1), 4096, 0)  # compiles
+    repeated, rebuilt = (
+        {seed: {float(n): seconds_to_move("normal", made(n), SMALL, seed) for n in steps} for seed in seeds}
+        for made in (_steps, lambda n: _pool(n, candidates))
+    )
+    rate = {seed: slope(list(found.items())) for seed, found in repeated.items()}
+    full = {seed: seconds_to_move("normal", _steps(candidates), SMALL, seed) for seed in seeds}
+    over = {seed: max(found.values()) / full[seed] for seed, found in rebuilt.items()}
+    lines = [over_seeds("repeating all steps", list(repeated.values()), 0),
+             over_seeds(f"FedKSeed, K = {candidates:,}", list(rebuilt.values()), 1)]  # fmt: skip
+    (_, least), *_, (_, most) = lines[0].points
     return Finding(
-        [
-            Claim("The time to obtain the newest model by repeating its steps grows with their number.",
-                  f"{repeated[0][1]:.3g} s for {steps[0]:,} steps, {repeated[-1][1]:.3g} s for {steps[-1]:,}; slope "
-                  f"{rate:.2f} in the logarithms.", judged(rate > 0.7, kind=True)),
-            Claim("With FedKSeed's pool it does not grow without end, however many steps there were.",
-                  f"A pool of {candidates:,} candidates: {slowest:.3g} s at most, after up to {steps[-1]:,} steps; "
-                  f"repeating {candidates:,} steps takes {full:.3g} s. It grows until all candidates were drawn: "
-                  f"{rebuilt[0][1]:.3g} s after {steps[0]:,} steps.",
-                  judged(slowest < 1.2 * full and slowest < repeated[-1][1], kind=True)),
-        ],
-        "Each step adds a direction of length d, which is generated anew; a pool's accumulator has K of them.",
-        [Panel("Time to the newest model", [Series("repeating all steps", repeated),
-                                            Series(f"FedKSeed, K = {candidates:,}", rebuilt, number=1)],
-               Axis("steps", log=True), Axis("seconds of a core", log=True, unit="s"))],
-        [],
-        (0, 1, 2),
-        [f"{length:,} parameters, the small base's, on a processor; LLaMA-3B has 3.4 billion.", TIMED],
+        concluded([
+            ("The time to obtain the newest model by repeating its steps grows with their number.",
+             f"{least:.3g} s for {steps[0]:,} steps, {most:.3g} s for {steps[-1]:,}; slope in the logarithms (0.7 at "
+             "least):", at_least(rate, 0.7)),
+            ("With FedKSeed's pool it does not grow without end, however many steps there were.",
+             f"A pool of {candidates:,} candidates: {max(y for _, y in lines[1].points):.3g} s at most, after "
+             f"up to {steps[-1]:,}; over the time of repeating {candidates:,} (1.2 at most):", at_most(over, 1.2)),
+        ]),
+        "Each step adds a direction of length d, which is generated anew; a pool's accumulator has K of them: its time "
+        "grows until all candidates were drawn.",
+        [Panel("Time to the newest model", lines, Axis("steps", log=True), Axis("seconds of a core", True, "s"))],
+        [_each({"slope of repeating": rate, "longest rebuilding over K steps": over})],
+        tuple(seeds),
+        [f"{SMALL:,} parameters, the small base's, on a processor; LLaMA-3B has 3.4 billion.", TIMED],
     )  # fmt: skip
 
 
-def rebuild_candidates(length: int = SMALL, candidates: Sequence[int] = (64, 256, 1024, 4096)) -> Finding:
+def rebuild_candidates(seeds: Sequence[int]) -> Finding:
     """FedKSeed's Figure 8: the time to calculate the newest model over K."""
-    lines = []
+    candidates, lines, rates = (64, 256, 1024, 4096), [], {}
     for number, basis in enumerate(("normal", "hadamard")):
-        seconds_to_move(basis, _steps(4), 4096)  # compiles
-        points = [(float(k), seconds_to_move(basis, _steps(k), length)) for k in candidates]
-        lines.append(Series(f"{basis} directions", points, number=number))
-    normal, structured = (line.points for line in lines)
-    rate = slope(normal)
+        seconds_to_move(basis, _steps(4), 4096, 0)  # compiles
+        found = {s: {float(k): seconds_to_move(basis, _steps(k), SMALL, s) for k in candidates} for s in seeds}
+        lines.append(over_seeds(f"{basis} directions", list(found.values()), number))
+        rates[f"slope, {basis}"] = {seed: slope(list(points.items())) for seed, points in found.items()}
+    (_, least), *_, (_, most) = lines[0].points
+    structured = lines[1].points
     return Finding(
-        [
-            Claim("The time to calculate the newest model grows with K.",
-                  f"Normal directions, as published: {normal[0][1]:.3g} s at K = {candidates[0]:,}, "
-                  f"{normal[-1][1]:.3g} s "
-                  f"at {candidates[-1]:,}; slope {rate:.2f}.", judged(rate > 0.7, kind=True)),
-        ],
+        concluded([
+            ("The time to calculate the newest model grows with K.",
+             f"Normal directions, as published: {least:.3g} s at K = {candidates[0]:,}, {most:.3g} s at "
+             f"{candidates[-1]:,}; slope in the logarithms (0.7 at least):", at_least(rates["slope, normal"], 0.7)),
+        ]),
         f"Not so with hadamard directions, the default here: {1000 * structured[0][1]:.2g} and "
         f"{1000 * structured[-1][1]:.2g} thousandths of a second, because all of them together cost one transform.",
         [Panel("Time to the newest model", lines, Axis("K", log=True), Axis("seconds of a core", log=True, unit="s"))],
-        [],
-        (0, 1, 2),
-        [f"{length:,} parameters, the small base's, on a processor; LLaMA-3B has 3.4 billion.", TIMED],
+        [_each(rates)],
+        tuple(seeds),
+        [f"{SMALL:,} parameters, the small base's, on a processor; LLaMA-3B has 3.4 billion.", TIMED],
     )  # fmt: skip
 
 
-def batch_projections(
-    examples: int = 512,
-    directions: int = 20,
-    batches: int = 10_000,
-    batch: int = 64,
-    steps: Sequence[int] = (0, 400),
-    seeds: Sequence[int] = (1, 2, 3),
-    settings: Sequence[str] = (),
-) -> Finding:
+def batch_projections(seeds: Sequence[int]) -> Finding:
     """FeedSign's Figures 8 and 9: how often a batch's projection has another sign than the whole set's, and its shape.
 
-    Args:
-        examples: of the training set.
-        directions: that are looked along at each point of a run.
-        batches: drawn for each direction.
-        batch: examples in each.
-        steps: of FeedSign, after which it is measured.
-        seeds: of the runs, which decide their directions.
-        settings: of the recipe words-feedsign.
+    Looked at along `directions` in each run, after some steps of FeedSign, each with many batches drawn.
     """
     from fedseed.runs.assembly import build  # torch from here on
     from fedseed.runs.recipe import read_recipe
 
+    examples, steps, directions, batches, batch = 512, (0, 400), 20, 10_000, 64
     random = np.random.default_rng(1)
-    scatter: list[Series] = []
+    found: dict[int, list[list[tuple[float, float]]]] = {seed: [] for seed in seeds}  # (|projection|, reversed)
+    skews: dict[int, list[float]] = {seed: [] for seed in seeds}
     shapes: list[Series] = []
-    worst, skews = 0.0, []
     for number, done in enumerate(steps):
-        found = []
         for seed in seeds:
             rounds = max(1, done)
             common = [
                 "task.clients=1", "federation.per_round=1", f"task.examples={examples}", 'task.families=["feeling"]',
                 "task.evaluation=1", f"evaluation.every={rounds}", f"rounds={rounds}", f"seed={seed}",
             ]  # fmt: skip
-            run = build(read_recipe("words-feedsign", [*common, *settings]))
+            run = build(read_recipe("words-feedsign", common))
             items = list(run.items[0])
             if done:
                 run.run()
+            points = []
             for k in range(directions):
                 values, weights = _projections(run.worker, items, k)
                 drawn = random.integers(0, len(items), (batches, batch))
                 means = values[drawn].sum(axis=1) / weights[drawn].sum(axis=1)
                 whole = float(values.sum() / weights.sum())
-                found.append((whole, float((means * whole < 0).mean())))
-                skews.append(float(((means - means.mean()) ** 3).mean() / means.std() ** 3))
+                points.append((abs(whole), float((means * whole < 0).mean())))
+                skews[seed].append(abs(float(((means - means.mean()) ** 3).mean() / means.std() ** 3)))
                 if k == 0 and seed == seeds[0]:
                     counts, edges = np.histogram(means - whole, bins=40)
                     middle = (edges[1:] + edges[:-1]) / 2
-                    points = list(zip(middle.tolist(), counts / batches, strict=True))
-                    shapes.append(Series(f"after {done} steps", points, number=number))
-        worst = max(worst, *(p for _, p in found))
-        scatter.append(Series(f"after {done} steps", sorted((abs(x), p) for x, p in found), number=number))
-    typical = float(np.median(np.abs(skews)))
+                    shape = list(zip(middle.tolist(), counts / batches, strict=True))
+                    shapes.append(Series(f"after {done} steps", shape, number=number))
+            found[seed].append(sorted(points))
+    scatter = [Series(f"after {done} steps", sorted(p for stages in found.values() for p in stages[i]), number=i)
+               for i, done in enumerate(steps)]  # fmt: skip
+    worst = {seed: max(y for stage in stages for _, y in stage) for seed, stages in found.items()}
+    ranks = {seed: _ranks(stages) for seed, stages in found.items()}
+    typical = {seed: float(np.median(values)) for seed, values in skews.items()}
     return Finding(
-        [
-            Claim("The sign-reversing probability is below one half everywhere (0.4968 at most in the paper).",
-                  f"At most {worst:.4f} over {directions} directions at each of {len(steps)} points of {len(seeds)} "
-                  "runs.",
-                  judged(worst < 0.5 + 2 / batches**0.5, kind=True)),
-            Claim("The larger the projection, the less often the sign is reversed.",
-                  f"Rank correlation {_ranks(scatter):.2f}.", judged(_ranks(scatter) < -0.5, kind=True)),
-            Claim("Projections of batches are distributed symmetrically.",
-                  f"Skewness {typical:.2f} in the median of directions, {max(map(abs, skews)):.2f} at most (a normal "
-                  "distribution has 0, an exponential one 2).", judged(typical < 0.3, kind=True)),
-        ],
-        "A batch's projection is a mean over its examples, so it is nearly normal, and nearly symmetric, "
-        "whatever those of "
+        concluded([
+            ("The sign-reversing probability is below one half everywhere (0.4968 at most in the paper).",
+             f"A run's largest over {directions} directions at each of {len(steps)} points, {max(worst.values()):.4f} "
+             "in one; its mean (below 0.5):", at_most(worst, 0.5)),
+            ("The larger the projection, the less often the sign is reversed.",
+             "A run's rank correlation (below -0.5):", at_most(ranks, -0.5)),
+            ("Projections of batches are distributed symmetrically.",
+             "A run's skewness in the median of its directions (below 0.3; a normal distribution has 0, an exponential "
+             f"one 2; {max(map(max, skews.values())):.2f} at most in any):", at_most(typical, 0.3)),
+        ]),
+        "A batch's projection is a mean over its examples: nearly normal, and nearly symmetric, whatever those of "
         "single examples look like.",
         [Panel("Figure 8: sign reversal", scatter, Axis("projection of the whole set"), Axis("probability")),
          Panel("Figure 9: projections of batches, first "
                "direction", shapes, Axis("batch minus whole set"), Axis("share"))],
-        [],
+        [_each({"largest reversal": worst, "rank correlation": ranks, "median skewness": typical})],
         tuple(seeds),
         [f"The words base (an OPT of 78,656 parameters) and {examples} reviews asked about their feeling in place of "
          f"OPT-125M and 5,000 of SST-2; after {' and '.join(map(str, steps))} steps in place of every 4,000."],
@@ -204,10 +191,9 @@ def _projections(at: "Worker", items: Sequence[Any], k: int) -> tuple[NDArray[np
     return (both[0] - both[1]) / (2 * scale), weights
 
 
-def _ranks(lines: Sequence[Series]) -> float:
-    """Spearman's correlation of y and x over all lines, ranked within each."""
-    x = np.concatenate([np.argsort(np.argsort([p[0] for p in line.points])) for line in lines])
-    y = np.concatenate([np.argsort(np.argsort([p[1] for p in line.points])) for line in lines])
+def _ranks(stages: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """Spearman's correlation of y and x over all points, ranked within each stage."""
+    x, y = (np.concatenate([np.argsort(np.argsort([p[i] for p in stage])) for stage in stages]) for i in (0, 1))
     return float(np.corrcoef(x, y)[0, 1])
 
 
@@ -232,6 +218,6 @@ SMALL_MAKERS: dict[str, Callable[..., Finding]] = {
 
 
 @cache
-def made_small(maker: str) -> Finding:
+def made_small(maker: str, seeds: tuple[int, ...]) -> Finding:
     """Returns what a maker of `SMALL_MAKERS` found, which figures of one command share."""
-    return SMALL_MAKERS[maker]()
+    return SMALL_MAKERS[maker](seeds)

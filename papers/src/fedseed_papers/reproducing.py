@@ -23,7 +23,7 @@ from fedseed.runs.recipe import read_recipe
 from fedseed_papers import fedkseed, feedsign, ferret
 from fedseed_papers.catalogue import SCALES, Item, Scale, catalogue
 from fedseed_papers.findings import Finding, Subject, finding_json, finding_page, index_page, surroundings, write_parts
-from fedseed_papers.measuring import SMALL_MAKERS, made_small, opt_125m
+from fedseed_papers.measuring import SEEDS, SMALL_MAKERS, made_small, opt_125m
 from fedseed_papers.training import as_mapping, finding
 
 EXACT: Mapping[str, Mapping[str, Callable[..., Finding]]] = {
@@ -134,7 +134,7 @@ class Making:
         source = item.small if scale == "small" else item.published
         assert source is not None  # the catalogue says so
         if source in SMALL_MAKERS:
-            return made_small(source), {}
+            return made_small(source, tuple(self.seeds or SEEDS)), {}
         sweep, lines = self._sweep(source)
         if not any(line.folders for line in lines):
             why = next((text for line in lines for text in line.failed.values()), "")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from scipy.stats import binom, t
 
-from fedseed_papers.findings import UNKNOWN, Verdict, judged
+from fedseed_papers.findings import UNKNOWN, Claim, Verdict, judged
 
 LOOKS = {5: 0.01, 10: 0.04}  # the error that claims of an item may have together, from so many seeds on
 SURE = 0.95  # of the intervals that are shown, whatever the level of a verdict
@@ -153,6 +153,13 @@ def at_least(line: BySeed, least: float, over: BySeed | None = None) -> Evidence
     return Evidence(found.seeds, estimate, (low, high), p_for, found.below(bound))
 
 
+def at_most(line: BySeed, most: float) -> Evidence:
+    """Returns what says that a number is at most `most`."""
+    found = at_least({seed: -value for seed, value in line.items()}, -most)
+    low, high = found.interval
+    return found._replace(estimate=-found.estimate, interval=(-high, -low))
+
+
 def known(*lines: BySeed) -> bool:
     """Returns whether lines have two numbers at least, all of them finite."""
     return all(len(line) > 1 and all(map(isfinite, line.values())) for line in lines)
@@ -180,10 +187,26 @@ def verdict(evidence: Evidence, p: float) -> Verdict:
     return judged(2 * evidence.p_for * by < level(evidence.seeds), kind=True)
 
 
+def concluded(claims: Sequence[tuple[str, str, Evidence]]) -> list[Claim]:
+    """Returns an item's claims with their verdicts, which share one error.
+
+    Args:
+        claims: what the paper says, what was measured, and what is known of it.
+    """
+    adjusted = iter(holm([found.p for *_, found in claims if found is not NOTHING]))
+    made = []
+    for says, here, found in claims:
+        if found is NOTHING:
+            made.append(Claim(says, here, UNKNOWN))
+            continue
+        p, (low, high) = next(adjusted), (end if isfinite(end) else str(end) for end in found.interval)
+        made.append(Claim(says, f"{here} {told(found, p)}", verdict(found, p), found.seeds, (low, high), p))
+    return made
+
+
 def told(evidence: Evidence, p: float) -> str:
     """Returns the numbers behind a verdict in words."""
     if evidence is NOTHING:
         return "too few runs, or runs without a number."
     low, high = evidence.interval
-    between = f" [{low:.3g}, {high:.3g}]" if isfinite(low) else ""
-    return f"{evidence.estimate:+.3g}{between}, p = {p:.2g}, {evidence.seeds} seeds."
+    return f"{evidence.estimate:+.3g} [{low:.3g}, {high:.3g}], p = {p:.2g}, {evidence.seeds} seeds."

@@ -15,7 +15,7 @@ from fedseed.reports.results import read_lines, read_metrics, read_summary
 from fedseed.reports.tables import Sheet, mean_and_deviation
 from fedseed_papers import statistics
 from fedseed_papers.catalogue import Form, Item, Scale
-from fedseed_papers.findings import UNKNOWN, Claim, Finding
+from fedseed_papers.findings import Claim, Finding
 from fedseed_papers.statistics import NOTHING, Evidence
 
 CONVERGED = 0.95  # of the whole improvement of a run
@@ -122,18 +122,7 @@ def judge(claims: Sequence[tuple[str, Form]], item_metric: str, lines: Sequence[
         item_metric: what a claim is about, if its form does not say.
         lines: of the sweep.
     """
-    told = [_evidence(form, form.metric or item_metric, lines) for _, form in claims]
-    adjusted = iter(statistics.holm([found.p for found, _ in told if found is not NOTHING]))
-    made = []
-    for (says, _), (found, here) in zip(claims, told, strict=True):
-        if found is NOTHING:
-            made.append(Claim(says, here, UNKNOWN))
-            continue
-        p = next(adjusted)
-        interval = found.interval if all(map(isfinite, found.interval)) else None
-        verdict = statistics.verdict(found, p)
-        made.append(Claim(says, f"{here} {statistics.told(found, p)}", verdict, found.seeds, interval, p))
-    return made
+    return statistics.concluded([(says, *_evidence(form, form.metric or item_metric, lines)) for says, form in claims])
 
 
 def folders_of(form: Form, named: str, lines: Sequence[SweepLine]) -> Mapping[int, Path]:
@@ -143,13 +132,13 @@ def folders_of(form: Form, named: str, lines: Sequence[SweepLine]) -> Mapping[in
     return next((line.folders for line in lines if (line.scenario, line.label) == (scenario, label)), {})
 
 
-def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[Evidence, str]:
-    """Returns what is known of a claim, and the lines' numbers in words."""
+def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[str, Evidence]:
+    """Returns the lines' numbers in words, and what is known of a claim."""
     runs = {label: folders_of(form, label, lines) for label in form.labels}
     values = {label: {seed: measured(f, metric) for seed, f in found.items()} for label, found in runs.items()}
     missing = [label for label in form.labels if not values[label]]
     if missing:
-        return NOTHING, f"Not measured: no run of {', '.join(missing)} was finished."
+        return f"Not measured: no run of {', '.join(missing)} was finished.", NOTHING
     here = f"{metric}: " + ", ".join(
         f"{label} {_shown(metric, list(found.values()))}" for label, found in values.items()
     )
@@ -157,7 +146,7 @@ def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[Evid
     if metric == "memory":  # float32 weights' part of a process's peak, the largest of the lines'
         share = max(4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders)
         if share < SHARE:
-            return NOTHING, f"{here}. The weights are {share:.1%} of that: the rest is libraries."
+            return f"{here}. The weights are {share:.1%} of that: the rest is libraries.", NOTHING
     sign = -1 if lower_is_better(metric) else 1
     better = [{seed: sign * value for seed, value in found.items()} for found in values.values()]
     if form.of is not None or form.ratio:
@@ -169,7 +158,7 @@ def _evidence(form: Form, metric: str, lines: Sequence[SweepLine]) -> tuple[Evid
         width = margin(metric, values, folders)
         found = statistics.ahead(better[0], better[-1], *((width, 0.0) if form.ties else (0.0, width)))
         what = "the first's lead"
-    return found, f"{here}; {what}" if found is not NOTHING else f"{here}; {statistics.told(found, 1.0)}"
+    return f"{here}; {what if found is not NOTHING else statistics.told(found, 1.0)}", found
 
 
 def margin(metric: str, values: Mapping[str, Mapping[int, float]], folders: Sequence[Path]) -> float:
