@@ -1,5 +1,6 @@
 """The catalogue has every numbered figure and table; what it names is there, and its claims can hold or not."""
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -9,11 +10,13 @@ from fedseed.experiments.sweeps import Sweep, SweepLine, SweepRun, find_sweep, p
 from fedseed.runs.recipe import packaged_recipes, read_recipe
 from fedseed_papers import training
 from fedseed_papers.catalogue import NOTHING, SCALES, catalogue
+from fedseed_papers.findings import UNKNOWN
 from fedseed_papers.measuring import SMALL_MAKERS
 from fedseed_papers.reproducing import EXACT
 from fedseed_papers.training import MEASURES, judge, lower_is_better
 
 NUMBERED = Path(__file__).with_name("numbered.txt").read_text().split()
+REPRODUCED = Path(__file__).parents[2] / "docs" / "reproduced"
 
 
 def test_every_numbered_figure_and_table_is_there_in_order():
@@ -32,6 +35,14 @@ def test_what_an_item_names_is_there(item):
         assert source in SMALL_MAKERS or source in packaged_sweeps() or source in packaged_recipes()
     if item.small in packaged_sweeps():
         assert len(read_sweep(packaged_sweeps()[item.small]).seeds) >= 3
+
+
+def test_every_small_page_has_seeds_interval_and_p_and_few_are_undecided():
+    pages = [REPRODUCED / item.name / "small" / "result.json" for item in catalogue() if "small" in item.scales]
+    found = [json.loads(page.read_text()) for page in pages]
+    for claim in (claim for result in found for claim in result["claims"]):
+        assert claim["seeds"] >= 5 and len(claim["interval"]) == 2 and 0 <= claim["p"] <= 1, claim["says"]
+    assert sum(result["verdict"] == UNKNOWN for result in found) <= 5
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ def test_each_side_knows_the_other(keys):
     for key in (a, read(keys, "again")):
         assert coordinator.of_client("a", "s", b"data", key.headers("s", b"data"))
     assert not coordinator.of_client("nobody", "s", b"data", a.headers("s", b"data"))
+    first = min(bytes(key.own.verify_key) for key in (a, read(keys, "again")))
+    assert coordinator.line("a") == first and coordinator.line("nobody") is None and a.line("a") is None
 
 
 def test_a_signature_is_for_one_message_at_one_place(keys):
@@ -85,6 +87,18 @@ def test_a_chain_takes_each_entry_once_and_in_its_place(keys):
         if reading.take(data, headers):
             found.append(data)
     assert found == [b"one", b"two", b"two", b"three"] and reading.checks
+
+
+def test_a_chain_knows_what_did_not_count_up_to_a_bound(keys, monkeypatch):
+    monkeypatch.setattr(signatures, "MOST_OTHERS", 2)
+    writing, reading = Chain(read(keys, "coordinator"), "log"), Chain(read(keys, "a"), "log")
+    first, writing.head = writing.sign(b"one")
+    assert not any(reading.take(data, None) for data in (b"x", b"x", b"y", b"z", b"z", b"x"))
+    assert reading._others == {hashlib.blake2b(data, digest_size=16).digest() for data in (b"x", b"y")}
+    assert reading.take(b"one", first) and not reading.take(b"y", None) and len(reading._others) == 1
+    assert reading.take(b"two", writing.sign(b"two")[0])
+    plain = Chain(Signatures(), "log")
+    assert plain.take(b"one", first) and plain.head == signature_in(first)
 
 
 def test_without_keys_nothing_is_checked(tmp_path, keys):

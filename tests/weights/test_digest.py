@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedseed import ParameterSpace
 from fedseed.weights.digest import LEAF_BYTES, PIECE_BYTES, base_digest, hash_tensors
 from weights.test_space import Tied
 
@@ -57,6 +58,8 @@ def test_of_a_model_all_that_is_saved_counts_once(kind):
     del saved["output.weight"]  # the embedding's
     expected = hash_tensors(list(saved.items()), kind)
     assert base_digest(model, kind) == expected
+    tuned = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    assert ParameterSpace(model, digest_kind=kind).digest() == hash_tensors(tuned, kind)
     model.left_out += 1
     assert base_digest(model, kind) == expected
     model.kept += 1

@@ -6,7 +6,8 @@ from fedseed import Basis, ParameterSpace
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
-from fedseed.weights.change import Add, Term
+from fedseed.weights import moving, projection
+from fedseed.weights.change import Add, Rebuild, Term
 from support.tiers import tiered
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -67,6 +68,15 @@ def test_terms_are_added_up_before_they_are_rounded():
     assert space.digest() == before
 
 
+def test_a_sum_is_rounded_up_or_down_by_the_words_of_its_elements():
+    rounded, exact = ParameterSpace(Tied(torch.bfloat16)), ParameterSpace(Tied(torch.bfloat16).float())
+    terms, expected = [Term(Basis("normal", 1), [0.3, -0.2])], torch.empty(rounded.size, dtype=torch.bfloat16)
+    exact.apply(Add(terms, 0.37))
+    moving.write(expected, flat(exact), (5, 6), 0)
+    rounded.apply(Add(terms, 0.37, (5, 6)))
+    assert torch.equal(flat(rounded), expected) and not torch.equal(expected, flat(exact).bfloat16())
+
+
 @pytest.mark.parametrize("name", BASES)
 def test_project_over_blocks(name):
     space = ParameterSpace(Tied(), 4)
@@ -83,6 +93,8 @@ def test_project_over_blocks(name):
     each = space.project(delta, basis, [3] * 4)
     np.testing.assert_allclose(whole, np.sum(each, axis=0), rtol=1e-5, atol=1e-6)
     assert ParameterSpace(Tied()).project(delta, basis, 3).shape == (3,)
+    half = delta.bfloat16()  # in single precision, exactly
+    np.testing.assert_array_equal(space.project(half, basis, 3), space.project(half.float().numpy(), basis, 3))
     with pytest.raises(ValueError, match="shape"):
         space.project(delta[1:], basis, 3)
     with pytest.raises(ValueError, match="2 counts for 4 blocks"):
@@ -90,8 +102,9 @@ def test_project_over_blocks(name):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_lengths_differences_and_gradients_are_those_of_the_elements(dtype):
+def test_lengths_differences_and_gradients_are_those_of_the_elements(dtype, monkeypatch):
     """Differences are made in single precision; a tensor without a gradient has one of zeros."""
+    monkeypatch.setattr(projection, "PIECE", 100)
     space = ParameterSpace(Tied(dtype))
     saved, before = space.snapshot(), flat(space).float()
     space.apply(Add([Term(Basis("normal", 1), [0.5], 3)], 1.0))
@@ -107,6 +120,21 @@ def test_lengths_differences_and_gradients_are_those_of_the_elements(dtype):
     expected = torch.zeros(space.size, dtype=dtype)
     expected[37 * 16 : 37 * 16 + 16 * 16] = 2.0
     assert torch.equal(gradient, expected) and space.parameters[1].grad is None
+
+
+def test_the_way_back_leads_to_the_base_or_what_was_rebuilt_from_it():
+    space = ParameterSpace(Tied())
+    assert space.way_back() is None
+    space.keep_base()
+    for change in (Add(()), Rebuild([Term(Basis("normal", 2), [0.5])])):
+        space.restore_base() if isinstance(change, Add) else space.apply(change)
+        there, back = space.digest(), space.way_back()
+        space.restore([p * 2 for p in space.snapshot()])
+        assert space.way_back() is None and space.digest() != there
+        back()
+        assert space.digest() == there
+    space.release_base()
+    assert space.way_back() is None
 
 
 def test_a_model_that_can_not_be_tuned_is_refused():
