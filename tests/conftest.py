@@ -209,8 +209,6 @@ def quickly(without_pictures):
 
 
 def nats_server(folder):
-    if os.environ.get("FEDSEED_WITHOUT_NATS"):
-        pytest.skip("FEDSEED_WITHOUT_NATS is set")
     from support.network import Server
 
     made = Server(folder)

@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from fedseed.cli.network import describe
 from fedseed.transport import nats_connection
 from support.command import refused, well
 from support.forked import fedseed_forked
+from support.network import until
 
 RECIPE = """
 rounds = 6
@@ -115,18 +115,13 @@ def test_another_base_another_recipe(problem, network, shared_server, in_process
     net = network(shared_server, FEEDSIGN)
     expected = in_process(problem, net.recipe)
     coordinator, host = net.coordinator(), net.host(0, 1, 2, slow=0.02)
-    end = time.monotonic() + 120
-    while "3 of 5 clients are here" not in coordinator.said:
-        assert time.monotonic() < end, coordinator.said
-        time.sleep(0.02)
+    until(lambda: "3 of 5 clients are here" in coordinator.said, 120, "three do not come")
     wrong = net.host(3, 4, other_base=True)
     assert wrong.wait() == 1 and "refuses client-3: another base: its digest is" in wrong.text
     wrong = net.host(3, 4, recipe={**net.recipe, "method": {**net.recipe["method"], "learning_rate": 0.5}})
     assert wrong.wait() == 1 and "another recipe or model: method.learning_rate: 0.5, 0.01 here" in wrong.text
     late = net.host(3, 4)
-    status = None
-    while not (status or {}).get("last", {}).get("loss"):
-        status = net.status()
+    status = until(lambda: (said := net.status() or {}).get("last", {}).get("loss") and said, 120, "no loss is told")
     net.check(problem, coordinator, [host, late], expected.summary)
     assert status["alive"] == 5 and status["clients"] == 5
     lines = describe(status)

@@ -86,9 +86,9 @@ def test_whoever_claims_all_the_weight_is_refused(problem):
     method = FedSGD(learning_rate=0.1, batch=8)
     told = Heard()
     federation = with_a_liar(problem, method, lambda update, _: replace(update, terms=2**32 - 1), progress=told)
-    digest = federation.run().summary["weights_digest"]
-    assert digest == without_it(problem, method).run().summary["weights_digest"]
-    assert "bounds.claims" in told.warnings[0]
+    result = federation.run()
+    assert result.summary["weights_digest"] == without_it(problem, method).run().summary["weights_digest"]
+    assert "bounds.claims" in told.warnings[0] and "bounds.claims" in result.metrics[-1]["skipped"][0]["reason"]
 
 
 # -- too few to outvote a liar: what counts are the steps before -----------------------------------------------------

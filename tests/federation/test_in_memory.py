@@ -16,7 +16,7 @@ from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryEnd
 from support import problem as problems
 from support.heard import Ending
-from support.network import repeats
+from support.network import federation_of, repeats
 from support.parts import part_of
 from support.problem import STEPS, Problem
 from support.tiers import tiered
@@ -58,11 +58,7 @@ class Clients(Together):
     def hosting(self, *names):
         def load():
             with LOADING:
-                federation = self.problem.federation(
-                    self.checked.method, rounds=self.checked.rounds, seed=self.checked.seed, joint=False,
-                    per_round=self.checked.federation.count(5), digest=self.checked.model.digest, **self.more,
-                )  # fmt: skip
-                return part_of(federation, names)
+                return part_of(federation_of(self.problem, self.checked, **self.more), names)
 
         self.host(names, load)
 

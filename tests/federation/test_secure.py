@@ -59,11 +59,7 @@ class Run(Together):
     def __init__(self, checked, problem, monkeypatch=None, identities=None, opened=None):
         self.hub, self.sent, self.identities, self.opened = Hub(), [], identities or {}, opened
         super().__init__(checked, lambda: self.hub.transport("run"))
-        self.federations = {
-            names: problem.federation(checked.method, rounds=checked.rounds, seed=checked.seed, joint=False,
-                                      per_round=5, secure_sums=checked.secure_sums)
-            for names in HOSTS
-        }  # fmt: skip
+        self.federations = {names: federation_of(problem, checked) for names in HOSTS}
         if monkeypatch is not None:
             send = MemoryClient.send
 
@@ -312,8 +308,7 @@ CASES = list(zip((*FOUND, *SILENT), cycle(METHODS)))
 
 def clear_digest(checked, problem, members):
     """The digest of a run in one process without masks, with these in each round's sum; nobody: its step is empty."""
-    alone = problem.federation(checked.method, rounds=checked.rounds, seed=checked.seed, joint=False, per_round=5,
-                               secure_sums=checked.secure_sums)  # fmt: skip
+    alone = federation_of(problem, checked)
     masking, coordinator = alone.clients.masking, alone.coordinator
     update, opening = masking.update, coordinator.opening
 
@@ -339,7 +334,6 @@ def test_one_of_five_makes_sums_that_can_not_be(method, problem, network, shared
     net = network(shared_server, checked.model_dump(exclude_none=True))
     coordinator = net.coordinator()
     hosts = [net.host(n, **({"lie": ABSURD} if n == 2 else {})) for n in range(5)]
-    coordinator.wait()
     net.check(problem, coordinator, [host for host in hosts if host is not hosts[2]])
     lines = net.lines()[1:]
     lost = {line["round"] for line in lines if line.get("not_taken")}
@@ -362,7 +356,6 @@ def test_one_of_five_lies(case, problem, network, shared_server):
     net = network(shared_server, checked.model_dump(exclude_none=True))
     coordinator = net.coordinator()
     hosts = [net.host(n, **({"silent": lie} if lie in SILENT else {"lie": lie}) if n == 2 else {}) for n in range(5)]
-    coordinator.wait()
     net.check(problem, coordinator, [host for host in hosts if host is not hosts[2]])
     lines = net.lines()[1:]
     members = {

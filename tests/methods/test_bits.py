@@ -35,6 +35,7 @@ GRADIENTS = {
     "ferret-adam": ({"server": "adam", "global_rate": 0.01, "seeds": "per-client"}, HALF),
     "ferret-rms": ({"block_rate": "rms", "blocks": 3, "global_rate": 0.01, "server": "momentum"}, HALF),
     "ferret-bit": ({"scalars": "bit", "directions": 512, "blocks": "tensor", "allocation": "size"}, torch.float32),
+    "ferret-exact": ({"exact": True, "directions": 50, "basis": "normal", "allocation": "uniform"}, torch.float32),
     "ferret-fixed": ({"seeds": "fixed", "training": {"small_steps": "stochastic"}}, SHORT),
 }
 

@@ -6,33 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed import Basis, FeedSign, MeZO, ParameterSpace
+from fedseed import Basis, FeedSign, ParameterSpace
 from fedseed.aggregation import Median
-from fedseed.federation.messages import Message
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.payload import About
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
 from fedseed.training.client import LocalClient
 from support.rounds import answers
-from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
-
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
-
-def test_feedsign_with_one_client_follows_the_sign_of_mezos_projections():
-    method, reference = FeedSign(**QUICK), MeZO(**QUICK)
-    run = federation(method, 1)
-    for number in range(1, 30):
-        run.coordinator.open(number)
-        space = run.worker.space
-        client = LocalClient(space, OBJECTIVE, run.items[0], 3, number, 0)
-        rho = reference.train(reference.start(space.layout, 3), None, client).scalars[0]
-        answer = run.worker.train(run.coordinator.plan(0), 0, run.items[0])
-        run.coordinator.receive(answer.message, 0)
-        step = run.coordinator.close()
-        assert method.decode_step(run.worker.state, Message.decode(step).payload).signs[0] == np.sign(rho)
-        run.worker.apply(step)
+from support.zeroth_order import LAYOUT, OBJECTIVE, data, model
 
 
 def votes(*clients):

@@ -19,6 +19,7 @@ from fedseed.weights.layout import Layout, TensorEntry
 from support.made_up import MadeUp
 from support.rounds import answers, plan, spread
 from support.tiers import tiered
+from weights.test_space import flat
 
 SIZES = (300, 20, 700, 80)
 BOUNDARIES = (0, 300, 320, 1020, 1100)
@@ -265,13 +266,10 @@ def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, 
     method = Ferret(directions=90, basis="truncated_normal", blocks=blocks, allocation=allocation, training=training)
     state = method.start(where.layout, 1)
 
-    def weights():
-        return np.concatenate([p.detach().double().reshape(-1).numpy() for p in where.parameters])
-
     client = LocalClient(where, objective, items, 1, 1, 0)
-    before = weights()
+    before = flat(where).double()
     sent = method.train(state, plan(method, state, 1), client)
-    moved = before - weights()
+    moved = (before - flat(where).double()).numpy()
     length = np.array([np.linalg.norm(moved[a:b]) for a, b in itertools.pairwise(where.layout.boundaries)])
     counts = np.array([len(gamma) for gamma in sent.gammas])
     assert len(counts) == len(length) > 2 and length.min() > 0 and length.max() > 1.4 * length.min()

@@ -110,14 +110,3 @@ def test_it_learns_and_its_orbit_is_the_model(tmp_path, without_pictures, settin
     assert Orbit.open(tmp_path / "model.orbit").replay(model()) == result.summary["weights_digest"]
     d = ParameterSpace(model()).size
     assert result.summary["payload_bytes_up"] == 4 + 2 + -(-d // 8)
-
-
-def test_what_waits_for_its_turn_is_remembered():
-    """A vector of one chunk, sent in every second round: in the other everything is kept."""
-    run = federation(Sign(training=TRAINING, every=2), rounds=2, per_round=5)
-    metrics = run.run().metrics
-    assert metrics[2]["bytes_up"] == 4 and metrics[1]["bytes_up"] > 4
-    memory, size = run.worker.memory, run.worker.space.size
-    for client in range(5):
-        after = [np.abs(memory.recall(client, number, size)).sum() for number in (2, 3)]
-        assert after[1] > 1.5 * after[0]  # the second round's change was added, and nothing sent

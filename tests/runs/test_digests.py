@@ -10,21 +10,17 @@ from fedseed.orbit import NO_DIGEST, edit
 from fedseed.reports.results import read_metrics
 from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
-from support.left import stop_after
+from support.left import stop_after, without_seconds
 
 TREE = {"digest": "blake2b-tree"}
 
 pytestmark = pytest.mark.usefixtures("quickly")
 
 
-def without(lines, *keys):
-    return [{k: v for k, v in line.items() if k not in ("seconds", *keys)} for line in lines]
-
-
 def test_another_kind_changes_the_digests_and_nothing_else(problem, tmp_path):
     plain = problem.federation(problem.ferret(), out=tmp_path / "plain").run()
     tree = problem.federation(problem.ferret(), out=tmp_path / "tree", **TREE).run()
-    assert without(tree.metrics, "weights_digest") == without(plain.metrics, "weights_digest")
+    assert without_seconds(tree.metrics, "weights_digest") == without_seconds(plain.metrics, "weights_digest")
     a, b = (Orbit.open(tmp_path / name / "model.orbit") for name in ("plain", "tree"))
     assert [r.payload for r in a.records] == [r.payload for r in b.records]
     assert (a.header.digest_kind, b.header.digest_kind) == ("blake2b", "blake2b-tree")
@@ -49,7 +45,7 @@ def test_a_run_is_taken_up_by_its_kind_and_by_no_other(problem, tmp_path, method
     stop_after(problem.federation(made, out=tmp_path / "run", **TREE), 4)
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     result = problem.federation(made, out=tmp_path / "run", **TREE).run(resume=True)
-    assert without(result.metrics) == without(whole.metrics)
+    assert without_seconds(result.metrics) == without_seconds(whole.metrics)
     with pytest.raises(OrbitError, match=r"digest_kind: blake2b-tree, blake2b here|its base_digest differs"):
         problem.federation(made, out=tmp_path / "other").run(resume=True)
 
@@ -65,7 +61,7 @@ def test_weights_are_hashed_as_often_as_is_asked_for(problem, tmp_path, monkeypa
     assert len(counted) == len(hashed)
     for line, expected in zip(some.metrics, every.metrics, strict=True):
         assert line["weights_digest"] == (expected["weights_digest"] if line["round"] in hashed else None)
-    assert without(some.metrics, "weights_digest") == without(every.metrics, "weights_digest")
+    assert without_seconds(some.metrics, "weights_digest") == without_seconds(every.metrics, "weights_digest")
     assert some.summary["weights_digest"] == every.summary["weights_digest"]
     orbit = Orbit.open(tmp_path / "some" / "model.orbit")
     assert [record.round for record in orbit.records if record.digest != NO_DIGEST] == sorted(hashed - {0})
@@ -77,5 +73,5 @@ def test_weights_are_hashed_as_often_as_is_asked_for(problem, tmp_path, monkeypa
     edit.rollback(orbit, 7, tmp_path / "cut.orbit")  # nothing is known of the weights after round 7
     shutil.move(tmp_path / "cut.orbit", orbit)
     result = problem.federation(problem.ferret(), out=tmp_path / "again", **made).run(resume=True)
-    assert without(result.metrics) == without(some.metrics)
+    assert without_seconds(result.metrics) == without_seconds(some.metrics)
     assert orbit.read_bytes() == (tmp_path / "some" / "model.orbit").read_bytes()

@@ -1,4 +1,4 @@
-"""Recipes on encoder-decoders and classifiers: a round of each kind of method, replayed; what does not fit."""
+"""Recipes on encoder-decoders, classifiers and causal models: rounds of methods, replayed; what does not fit."""
 
 import pytest
 import torch
@@ -7,13 +7,11 @@ from fedseed import Federation, Orbit
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
-from fedseed.runs.assembly import build
-from fedseed.runs.recipe import packaged_recipes, read_recipe
+from fedseed.runs.recipe import packaged_recipes
 from support.command import fedseed, well
 from support.instruction_files import write_lines
 from support.pictures import write_cifar10
-from support.text_bases import save, write
-from support.tiers import mark
+from support.text_bases import save, word_tokenizer, write
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -44,11 +42,28 @@ METHODS = {
 }
 
 
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 128}
+WIDE = {**SIZES, "intermediate_size": 24}
+HEADS = {"num_key_value_heads": 1, "head_dim": 8}
+CAUSAL = {  # without code of its own
+    "opt": {**SIZES, "ffn_dim": 24, "word_embed_proj_dim": 16},
+    "llama": WIDE,
+    "qwen2": {**WIDE, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 128},
+    "mistral": {**WIDE, "num_key_value_heads": 1, "sliding_window": 8},
+    "gemma2": {**WIDE, **HEADS, "query_pre_attn_scalar": 8},
+}
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text-models")
-    for kind in ("t5", "bart", "bert", "llama"):
+    for kind in ("t5", "bart", "bert"):
         write(folder / kind, kind)
+    ids = {"bos_token_id": 3, "eos_token_id": 1, "pad_token_id": 0}
+    for kind, sizes in CAUSAL.items():
+        tokenizer = word_tokenizer("<s> {}", bos_token="<s>")
+        save(folder / kind, tokenizer, kind, "AutoModelForCausalLM", {**sizes, **ids})
     forms = {"answers": ("prompt", "completion"), "labels": ("text", "label")}
     for name, keys in forms.items():
         write_lines(folder / f"{name}.jsonl", [dict(zip(keys, row, strict=True)) for row in ROWS])
@@ -66,6 +81,8 @@ def recipe(place, base, data, method="feedsign"):
     [
         *(pytest.param("t5", "answers", m, marks=pytest.mark.long) for m in ("ferret", "ferret-streaming", "fedkseed")),
         *(("bert", "labels", method) for method in ("ferret-streaming", "fedavg", "feedsign")),
+        ("opt", "answers", "ferret"),
+        *(pytest.param(kind, "answers", "ferret", marks=pytest.mark.long) for kind in CAUSAL if kind != "opt"),
     ],
 )
 def test_a_round_of_each_method_and_its_replay(place, base, data, method, tmp_path, quickly):
@@ -158,42 +175,3 @@ def test_what_does_not_fit_pictures_is_said_before_the_run(tmp_path):
     ):
         with pytest.raises(RecipeError, match=why):
             Federation.from_file(name, settings.split())
-
-
-# -- any causal language model of transformers, without code of its own ------------------------------------------------
-
-SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 128}
-WIDE = {**SIZES, "intermediate_size": 24}
-HEADS = {"num_key_value_heads": 1, "head_dim": 8}
-CONFIGS = {
-    "opt": {**SIZES, "ffn_dim": 24, "word_embed_proj_dim": 16},
-    "llama": WIDE,
-    "qwen2": {**WIDE, "num_key_value_heads": 1, "tie_word_embeddings": True},
-    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 128},
-    "mistral": {**WIDE, "num_key_value_heads": 1, "sliding_window": 8},
-    "gemma2": {**WIDE, **HEADS, "query_pre_attn_scalar": 8},
-}
-SETTINGS = (
-    "rounds=1", "task.clients=3", "task.examples=4", "task.evaluation=1", "task.unseen=0", "federation.per_round=2",
-    "method.directions=20", "method.training.steps=2", "method.training.learning_rate=0.01",
-    "evaluation.max_new_tokens=4",
-)  # fmt: skip
-
-
-# one of them is quick; the others are long
-@pytest.fixture(scope="module", params=mark(CONFIGS, lambda name: name != next(iter(CONFIGS)), "long"))
-def folder(request, small, tmp_path_factory):
-    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": small[1].pad_token_id}
-    folder = tmp_path_factory.mktemp(request.param) / "base"
-    return save(folder, small[1], request.param, "AutoModelForCausalLM", {**CONFIGS[request.param], **ids})
-
-
-def test_a_round_trains_and_replays(folder, tmp_path):
-    recipe = read_recipe("quickstart-ferret", (*SETTINGS, f"model.base={folder}"))
-    summary = build(recipe, out=tmp_path / "run").run().summary
-    assert summary["skipped"] == 0
-    assert set(summary["final"]) == {"loss", "perplexity", "rouge_l"}
-    assert summary["final"]["loss"] != summary["baseline"]["loss"]
-    model, _ = load_model(str(folder))
-    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
-    assert orbit.replay(model) == summary["weights_digest"] != orbit.header.base_digest

@@ -245,25 +245,20 @@ SAID = {
     "published-fedmezo": f"{ZEROTH} method.travel=tensors",
     "published-fedmezo-lora": f"rounds=500 federation.per_round=3 {LORA} method.steps=30 method.learning_rate=1e-5"
     " method.scale=1e-3 method.travel=tensors",
-    "published-fedmezo-dolly": f"{MEZO_LORA} method.learning_rate=1e-5 method.weighting=equal",
-    "published-fedmezo-alpaca": f"{MEZO_LORA} method.learning_rate=1e-5 method.weighting=equal",
-    "published-fedmezo-code-alpaca": f"{MEZO_LORA} method.learning_rate=2e-5 method.weighting=equal",
-    "published-fedmezo-gsm8k": f"{MEZO_LORA} method.learning_rate=2.5e-5 method.weighting=equal",
+    **{f"published-fedmezo-{task}": f"{MEZO_LORA} method.learning_rate={rate} method.weighting=equal"
+       for task, rate in (("dolly", 1e-5), ("alpaca", 1e-5), ("code-alpaca", 2e-5), ("gsm8k", 2.5e-5))},
     "published-fedmezo-sgd": f"rounds=500 {LORA} method.weighting=equal method.training.optimizer=sgd"
     " method.training.learning_rate=1e-5 method.training.epochs=1 method.training.batch=1",
-    "published-feedsign": f"rounds=60000 method.learning_rate=5e-6 {STEPS}",
-    "published-dp-feedsign": f"rounds=60000 method.learning_rate=5e-6 {STEPS}",
+    **{f"published-{name}feedsign": f"rounds=60000 method.learning_rate=5e-6 {STEPS}" for name in ("", "dp-")},
     "published-zo-fedsgd": f"rounds=60000 method.learning_rate=1e-7 {STEPS}",
     "published-mezo": f"rounds=20000 method.learning_rate=1e-6 {STEPS}",
-    "published-fedavg": f"{LOCAL} method.training.optimizer=sgd",
     "published-fedit": f"{LOCAL} method.training.optimizer=adam",
-    "published-fedit-sgd": f"{LOCAL} method.training.optimizer=sgd",
-    "published-fedptuning": f"{LOCAL} method.training.optimizer=sgd",
-    "published-fedprompt": f"{LOCAL} method.training.optimizer=sgd",
+    **{f"published-{name}": f"{LOCAL} method.training.optimizer=sgd"
+       for name in ("fedavg", "fedit-sgd", "fedptuning", "fedprompt")},
     **{f"published-{name}-vit-cifar10": f"rounds=20000 {VIT}" for name in ("feedsign", "zo-fedsgd")},
     **{f"published-{name}-vit-cifar100": f"rounds=60000 {VIT}" for name in ("feedsign", "zo-fedsgd")},
     **{f"published-{name}-resnet18-cifar10": RESNET for name in ("feedsign", "zo-fedsgd")},
-}
+}  # fmt: skip
 
 
 def test_published_recipes_have_the_papers_numbers():

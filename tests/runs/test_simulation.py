@@ -2,7 +2,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from fedseed import FedAvg, FeedSign, Orbit
 from fedseed.errors import FedseedError, RecipeError
@@ -11,28 +10,6 @@ from fedseed.methods.payload import Content
 from fedseed.reports.results import RoundLine, read_metrics
 from fedseed.runs.costs import exchanged, merge_rounds, seconds_per_client
 from support.heard import Heard
-from support.left import without_seconds
-
-SETTINGS = [
-    (torch.bfloat16, {"seeds": "per-client", "allocation": "norm", "blocks": "tensor", "directions": 60}),
-    (torch.float32, {"exact": True, "directions": 50, "basis": "normal", "allocation": "uniform", "blocks": 2}),
-]
-
-
-@pytest.mark.parametrize(("dtype", "settings"), SETTINGS)
-def test_the_same_recipe_gives_the_same_run_and_the_orbit_is_the_model(
-    make_problem, tmp_path, dtype, settings, without_pictures
-):
-    problem = make_problem(dtype)
-    method, names = problem.ferret(**settings), ("first", "second")
-    results = [problem.federation(method, out=tmp_path / name).run() for name in names]
-    assert without_seconds(results[0].metrics) == without_seconds(results[1].metrics)
-    assert results[0].summary["weights_digest"] == results[1].summary["weights_digest"]
-    assert len({(tmp_path / name / "model.orbit").read_bytes() for name in names}) == 1
-    orbit = Orbit.open(tmp_path / "first" / "model.orbit")
-    assert len(orbit) == 6
-    for upto in range(7):
-        assert orbit.replay(problem.model(), upto) == results[0].metrics[upto]["weights_digest"]
 
 
 def test_byte_counts_are_those_of_the_encoded_messages(problem):

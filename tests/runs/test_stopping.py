@@ -11,13 +11,9 @@ from fedseed.runs.assembly import build
 from fedseed.runs.loop import Run
 from fedseed.runs.recipe import read_recipe
 from support.heard import Heard
+from support.left import StoppedError
 from support.problem import Problem
 from support.tiers import SLOW
-
-
-class KilledError(Exception):
-    pass
-
 
 PROBLEM = Problem()
 METHODS = {  # an orbit a round, an orbit by the step, whole weights
@@ -41,7 +37,7 @@ def scripted(out, method, losses, killed=None, place=None, **settings):
         def wrapped(*arguments):
             at["round"] = known(*arguments)
             if (at["round"], name) == (killed, place):
-                raise KilledError
+                raise StoppedError
             return original(*arguments)
 
         setattr(owner, name, wrapped)
@@ -97,7 +93,7 @@ def test_any_patience_ends_with_a_summary_and_a_killed_run_where_a_whole_one_end
         )
         try:
             again = scripted(folder / "again", **settings, killed=killed, place=place).run()
-        except KilledError:
+        except StoppedError:
             again = scripted(folder / "again", **settings).run(resume=True)
         assert again.summary["rounds"] == end and again.summary["weights_digest"] == summary["weights_digest"]
         assert str(again.summary["stopped"]) == str(summary["stopped"])
@@ -109,7 +105,7 @@ def test_any_patience_ends_with_a_summary_and_a_killed_run_where_a_whole_one_end
 def test_a_run_that_was_to_be_longer_has_the_metrics_of_its_last_evaluation(tmp_path, without_pictures):
     losses = [5.0, 4.0, 3.0, 2.0, 1.0, 0.5, 0.25]
     settings = {"method": "ferret", "losses": losses, "evaluate_every": 2}
-    with pytest.raises(KilledError):
+    with pytest.raises(StoppedError):
         scripted(tmp_path / "run", rounds=6, killed=4, place="open", **settings).run()
     summary = scripted(tmp_path / "run", rounds=3, **settings).run(resume=True).summary
     assert summary["rounds"] == 3 and summary["final"]["validation_loss"] == 3.0  # of round 2

@@ -22,6 +22,7 @@ from fedseed.runs.recipe import Recipe
 from fedseed.transport import flower_wire as wire
 from support import problem as problems
 from support.heard import Heard
+from support.network import federation_of
 from support.parts import part_of
 
 PAIR = [{"client": "client-0,client-3"}, {"client": "client-[124]"}]
@@ -115,11 +116,7 @@ def loading(problem, recipe, figures=None):
     checked = Recipe.model_validate(recipe)
 
     def load(names):
-        federation = problem.federation(
-            checked.method, rounds=checked.rounds, seed=checked.seed, joint=False,
-            per_round=checked.federation.count(5), digest=checked.model.digest,
-        )  # fmt: skip
-        hosted = part_of(federation, names or ["*"])
+        hosted = part_of(federation_of(problem, checked), names or ["*"])
         if figures is not None:
             hosted.evaluate = lambda model: {"by_client": {name: figures(name) for name in hosted.items}}
         return hosted

@@ -9,9 +9,9 @@ UNLIKE = {"seconds", "seconds_per_client", "peak_memory_bytes", "started", "ende
           "worker_peak_memory_bytes"}  # fmt: skip
 
 
-def without_seconds(lines):
-    """Lines of metrics as tables, without what they took and their sums over all of it."""
-    return [{k: v for k, v in line.items() if k not in ("seconds", "sum")} for line in lines]
+def without_seconds(lines, *keys):
+    """Lines of metrics as tables, without what they took, their sums over all of it, and these keys."""
+    return [{k: v for k, v in line.items() if k not in ("seconds", "sum", *keys)} for line in lines]
 
 
 def left_by(folder):

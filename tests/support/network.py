@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 import torch._dynamo  # this and the rest: forked processes (`forked_ready.py`) need not import it
 
@@ -48,6 +49,8 @@ class Server:
     """A nats-server with JetStream on a free port."""
 
     def __init__(self, folder, config=None, port=None):
+        if os.environ.get(WITHOUT):
+            pytest.skip(f"{WITHOUT} is set")
         assert shutil.which("nats-server"), (
             f"nats-server is missing: apt-get install nats-server, or set {WITHOUT}=1 to leave these tests out"
         )

@@ -36,8 +36,6 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    if os.environ.get("FEDSEED_WITHOUT_NATS"):
-        pytest.skip("FEDSEED_WITHOUT_NATS is set")
     made = keyed_server(tmp_path_factory.mktemp("keyed"), RUN, ["honest", "mallory", "ward=bed1,bed 2"])
     yield made
     made.kill()
