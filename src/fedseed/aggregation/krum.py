@@ -29,7 +29,7 @@ class Krum(Geometric):
     """
 
     name: Literal["krum"] = "krum"
-    about: ClassVar[str] = "the vector of the client whom most others are near to; stands f liars; n^2 distances"
+    about: ClassVar[str] = "the vector of the client whom most others are near to; withstands f liars; n^2 distances"
 
     liars: NonNegativeInt = 1
 
@@ -54,7 +54,7 @@ class MultiKrum(Krum):
     """
 
     name: Literal["multi-krum"] = "multi-krum"  # type: ignore[assignment]
-    about: ClassVar[str] = "the mean of the m vectors that Krum likes best; stands f liars; n^2 distances"
+    about: ClassVar[str] = "the mean of the m vectors that Krum likes best; withstands f liars; n^2 distances"
 
     chosen: PositiveInt | None = None
 

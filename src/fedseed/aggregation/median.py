@@ -47,7 +47,7 @@ class Median(Entrywise):
     """
 
     name: Literal["median"] = "median"
-    about: ClassVar[str] = "the median of each coordinate, every client counting the same; stands almost half of liars"
+    about: ClassVar[str] = "the median of each coordinate, all clients counting alike; withstands fewer than half liars"
 
     def entries(self, points: Matrix) -> Vector:
         return np.asarray(np.median(points, axis=0), dtype=np.float64)
@@ -65,7 +65,7 @@ class TrimmedMean(Entrywise):
     """
 
     name: Literal["trimmed-mean"] = "trimmed-mean"
-    about: ClassVar[str] = "the mean of each coordinate without the f least and f largest values; stands f liars"
+    about: ClassVar[str] = "the mean of each coordinate without the f least and f largest values; withstands f liars"
 
     liars: NonNegativeInt = 1
 
@@ -89,7 +89,7 @@ class GeometricMedian(Geometric):
     """
 
     name: Literal["geometric-median"] = "geometric-median"
-    about: ClassVar[str] = "the point with the least sum of distances to all vectors; stands almost half of liars"
+    about: ClassVar[str] = "the point with the least sum of distances to all vectors; withstands fewer than half liars"
 
     smoothing: PositiveFloat = 1e-6
     iterations: PositiveInt = 100

@@ -98,7 +98,7 @@ class LastSteps:
         return np.array(self._sizes, dtype=np.float64)
 
     def load(self, sizes: Iterable[float]) -> None:
-        """The inverse of `sizes`. Raises ValueError."""
+        """Takes sizes up as `sizes` gave them. Raises ValueError."""
         found = [float(size) for size in sizes]
         if not all(isfinite(size) and size > 0 for size in found):
             raise ValueError("the size of a step is a number above 0")

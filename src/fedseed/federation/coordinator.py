@@ -294,7 +294,7 @@ class Coordinator:
 
     @weights.setter
     def weights(self, data: bytes) -> None:
-        """The base's weights, which a method whose steps replace each other begins with. Raises MessageError."""
+        """Takes the base's weights, with which a method whose steps replace each other begins. Raises MessageError."""
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, data))
 
     @property
@@ -310,7 +310,7 @@ class Coordinator:
         return {**arrays, **{f"{OUTCOME}{at}": part for at, part in enumerate(self._outcome or ())}}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `state_dict`. Raises LookupError or ValueError if it does not fit."""
+        """Takes up what `state_dict` gave. Raises LookupError or ValueError if it does not fit."""
         parts = sorted((int(name.removeprefix(OUTCOME)), name) for name in arrays if name.startswith(OUTCOME))
         self._outcome = [arrays[name] for _, name in parts] if parts and self.keeps_outcomes else None
         own = {name: array for name, array in arrays.items() if name != SIZES and not name.startswith(OUTCOME)}

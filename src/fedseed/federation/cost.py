@@ -78,7 +78,7 @@ class Cost:
 
 
 def rounding_warning(moved: float) -> str:
-    """What is said where 16-bit weights lose small steps; `moved`: the share that moved in a client's training."""
+    """Says that 16-bit weights lose small steps; `moved`: the share that moved in a client's training."""
     return (
         f"{moved:.2%} of the 16-bit weights moved in a client's local training: steps below half a unit in their last "
         'place are rounded away (method.training.small_steps = "nearest"); "master" keeps all in a float32 copy, '

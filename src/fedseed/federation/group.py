@@ -41,7 +41,7 @@ def space_of(model: Any) -> type[ParameterSpace]:
 
 
 def gathered(hosted: Hosted) -> Hosted:
-    """Returns what a group's first process has; others do what it tells them, and end. Raises FedseedError: unlike."""
+    """Returns what a group's first process has; others do what it tells them, and end. Raises FedseedError."""
     if GROUP == 1:
         return hosted
     _led.append(hosted)

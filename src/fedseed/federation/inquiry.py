@@ -45,7 +45,7 @@ class Inquiry:
         self.late = Late[str](self.session)  # hosts that have let the others wait
 
     def take(self, name: str, what: str, data: bytes) -> None:
-        """A sign of life, maybe with a report. Raises MessageError if it is not valid."""
+        """Takes a sign of life, which may hold a report. Raises MessageError if it is not valid."""
         host = self.roster.hosts.get(name)
         try:
             beat = read(Report if what == "report" else Beat, data)
@@ -73,7 +73,7 @@ class Inquiry:
                 self.session.stir()
 
     def _check(self, host: str, report: Report) -> None:
-        """Whether a report says what it must, of its own clients. Raises MessageError."""
+        """Checks that a report says what it must, of its own clients. Raises MessageError."""
         phases = self._phases | (report.spent.seconds.keys() - set(PHASES))
         if len(phases) > MOST_PHASES:
             raise MessageError(f"spent: seconds: more than {MOST_PHASES} phases in all")
@@ -136,7 +136,7 @@ class Inquiry:
         return found
 
     async def _reports(self, number: int, evaluate: bool, digest: bool) -> Reports:
-        """The reports about a round by host: all hosts' that are there, or as many as come before the deadline."""
+        """Returns reports about a round by host: of all hosts there, or as many as come before the deadline."""
         session, roster = self.session, self.roster
         for host in roster.hosts.values():
             host.report = None
@@ -218,12 +218,12 @@ class Inquiry:
         return chosen
 
     def _is_slow(self, host: str) -> bool:
-        """Whether another should evaluate: this one took much longer than others did, or so long that one may try."""
+        """Returns whether another should evaluate: this one took much longer than others, or very long."""
         mine, others = self._took.get(host, 0.0), [took for name, took in self._took.items() if name != host]
         return mine > (max(GRACE_SECONDS, TIMES * min(others)) if others else self.session.settings.patience)
 
     def _add_costs(self, line: RoundLine, reports: Reports) -> None:
-        """What the clients' work since the last line has cost."""
+        """Adds to a line what the clients' work since the last line has cost."""
         spent = Cost()
         for report in reports.values():
             spent.add(report.spent)

@@ -42,14 +42,14 @@ class Roster:
         return {name: number for number, name in enumerate(self.names)}
 
     def hello(self, name: str, at: int) -> bool:
-        """A host that fits is there; returns whether that is new."""
+        """Notes that a host that fits is there; returns whether that is new."""
         host = self.hosts.setdefault(name, Host(0.0))
         new = not host.fits
         host.heard, host.fits, host.at = self.now(), True, at
         return new
 
     def attach(self, client: str, host: str) -> None:
-        """A client is hosted there from now on."""
+        """Notes that a client is hosted there from now on."""
         self._hosted.get(self.host_of(client), set()).discard(client)
         self._hosted.setdefault(host, set()).add(client)
         self._host_of[client] = host
@@ -76,7 +76,7 @@ class Roster:
         return [client for host in self.alive() for client in self._hosted.get(host, ())]
 
     def name(self, names: Iterable[str]) -> None:
-        """It is known from now on who the clients are."""
+        """Notes who the clients are, which is known from now on."""
         self.names = list(names)
         self.__dict__.pop("numbers", None)
         self.open = False
@@ -101,7 +101,7 @@ class Roster:
         return max(1, min(wanted, len(self.names) - len(self.outvoted)))
 
     def spoken_for(self) -> dict[str, int]:
-        """Of each process that can be reached, how many of the clients it speaks for; of all while none is known."""
+        """Returns how many clients each process that can be reached speaks for; all names count while none is known."""
         hosted = {host: self._hosted.get(host, set()) for host in self.alive()}
         counts = {host: len(mine & self.numbers.keys() if self.names else mine) for host, mine in hosted.items()}
         return {host: count for host, count in counts.items() if count}
@@ -113,7 +113,7 @@ class Roster:
         return {client: counts[host] for client, host in hosts.items()}
 
     def outvote(self, host: str, out: bool) -> None:
-        """The clients of a process do not fit what most have, or do again."""
+        """Notes that the clients of a process do not fit what most have, or that they do again."""
         theirs = self._hosted.get(host, set())
         if not out:
             self.outvoted -= theirs

@@ -48,11 +48,11 @@ class Presence:
             await end_task(task)
 
     def again(self) -> None:
-        """An interruption is over: say hello again."""
+        """Says hello again once an interruption is over."""
         self._call.set()
 
     def called(self, incarnation: str) -> None:
-        """A coordinator calls; one that this process does not know has to let it in first."""
+        """Answers a coordinator that calls; one that this process does not know has to let it in first."""
         self.welcome &= incarnation == self.incarnation
         self._call.set()
 

@@ -33,7 +33,7 @@ BRING_SECONDS = 60.0  # for a client to bring the base's weights, before another
 
 
 def read_start(data: bytes, most: int = MOST_START) -> Header:
-    """How the orbit of somebody who says hello begins. No steps may follow: reading them would cost what they like.
+    """Returns how the orbit of somebody who says hello begins. Refuses steps behind it, which could cost much to read.
 
     Args:
         data: the header with its link.
@@ -83,7 +83,7 @@ class BaseWeights:
         return True
 
     def take(self, host: str, brought: str, header: Header | None, most: int) -> None:
-        """A client has brought them, or a reference, in base64; `most`: bytes of the largest message it may send."""
+        """Takes weights, or a reference, that a client has brought; `most`: bytes of its largest message."""
         if host not in self._asked:
             self.session.rejected.add(host, "base weights that it was not asked for")
             return
@@ -195,7 +195,7 @@ class Reception:
             self.session.rejected.add(host, f"{what} ({most} of {sum(clients.values())} clients agree)")
 
     def _all_here(self, here: int) -> bool:
-        """Whether the first round can begin: without those that do not fit, if they do not mend that in time."""
+        """Returns whether the first round can begin: without those that do not fit and do not mend that in time."""
         roster, settings = self.roster, self.session.settings
         wanted = roster.wanted(settings.start_with)
         if here >= wanted:
@@ -221,7 +221,7 @@ class Reception:
         return {"here": len(self.roster.present()), "wanted": wanted} if self._assembling else None
 
     def _waits(self) -> str:
-        """What the start waits for, for a person."""
+        """Returns what the start waits for, for a person."""
         wanted = self.roster.wanted(self.session.settings.start_with) or "?"
         away = [] if self.roster.open else self.roster.away()
         coming = f"; to come: {listed(away)}" if away else ""
@@ -243,7 +243,7 @@ class Reception:
             raise MessageError(f"another recipe or model: {differences[0]} here")
 
     def attach(self, sender: str, about: Attach) -> None:
-        """A client says which process hosts it, and how many examples it has. Raises MessageError."""
+        """Notes which process hosts a client and how many examples it has, as it says. Raises MessageError."""
         client = about.client
         if client != sender:
             raise MessageError(f"it speaks for client {client}")
@@ -293,7 +293,7 @@ class Reception:
         return Welcome(**answer).encode()
 
     def _longest_start(self) -> int:
-        """Bytes of the longest header that is decoded: what is far from the run's is not it, whatever it holds."""
+        """Returns the bytes of the longest header that is decoded: one far longer than the run's can't be it."""
         if self.header is None:
             return MOST_START
         if self._longest[0] is not self.header:
@@ -314,7 +314,7 @@ class Reception:
             raise
 
     def _compare_names(self, host: str, names: list[str], all_of_them: bool) -> None:
-        """Whether a process knows `all_of_them`, or those that it speaks for may take part. Raises MessageError."""
+        """Checks that a process knows `all_of_them`, or that its own clients may take part. Raises MessageError."""
         roster = self.roster
         if not names or len(set(names)) < len(names):
             raise MessageError("a list of clients that is empty or names one twice")
@@ -335,6 +335,6 @@ class Reception:
             raise MessageError(f"this run has no client {listed(unknown)}: it has {listed(roster.names)}{late}")
 
     def largest_message(self) -> int:
-        """Bytes of the largest message that a client may send: all weights, or what scalars take of any model."""
+        """Returns the bytes of the largest message of a client: all weights, or what scalars take of any model."""
         assert self.header is not None
         return FRAME_BYTES + max(self.header.layout.dense_bytes if self.method.entrywise else 0, SPARE_BYTES)

@@ -176,7 +176,7 @@ class Replica:
                 await self._compare(mark[1])
 
     async def _miss(self, entry: Entry, error: MessageError) -> None:
-        """A step's object is not there (the server has an older store): waits for it, or goes on to a new header."""
+        """Waits for a step's object that is not there (the server has an older store), or goes on to a new header."""
         self._log.missed = self._log.missed or time.monotonic()
         if any(isinstance(later, Entry) and later.kind == "H" for later in self._queue):
             while not (isinstance(later := self._queue[0], Entry) and later.kind == "H"):

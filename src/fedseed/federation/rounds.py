@@ -81,7 +81,7 @@ class Rounds:
             self.secure = SecureTalk(self.session, self.roster, self.coordinator, self.late)
 
     def take(self, name: str, data: bytes) -> None:
-        """A client's answer. Raises MessageError."""
+        """Takes a client's answer. Raises MessageError."""
         current = self.open
         if current is None and not self._running:
             return  # it answers what was asked before this coordinator started
@@ -108,7 +108,7 @@ class Rounds:
                 self._wait_no_more(current, number)
 
     def _repeated(self, name: str, client: int, data: bytes) -> OpenRound | None:
-        """The round that an answer is about, if it has come before, and again because its plan went out again."""
+        """Returns the round of an answer that has come before and comes again because its plan went out again."""
         for past in (self.open, self._before):
             if past is not None and past.again[client] > 0:
                 answered = client in (past.silent if data[:2] == SILENT else past.bytes_up)

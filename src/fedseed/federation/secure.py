@@ -48,7 +48,7 @@ NOTHING, SOMETHING, OPENED = 0, 1, 2
 
 
 def count_words(method: Method, state: State) -> int:
-    """How many words a client sends: its vector, and its weight unless votes are counted."""
+    """Returns how many words a client sends: its vector, and its weight unless votes are counted."""
     kind = summand(method)
     return kind.words(About(method, state, "update")) + (not kind.counted)
 
@@ -79,7 +79,7 @@ class Suspects:
         return {self._out}.intersection(clients) if number <= self._until and len(clients) > least else set()
 
     def lied(self, number: int, clients: Sequence[int]) -> None:
-        """The sum of a round with these clients proves that one of them lies."""
+        """Notes that the sum of a round with these clients proves that one of them lies."""
         if self._out not in clients:
             self._rounds.pop(self._out, None)
         self._lies.update(clients)
@@ -124,13 +124,13 @@ class SecureCoordinator(Coordinator):
         return super().open(number, attempt, there - self.suspects.among(number, there, self.secure.least))
 
     def agreeing(self) -> Asking[None]:
-        """The conversation before the plans of the open round go out: who sends no keys is not asked for an update."""
+        """Asks for keys before the plans of the open round go out: who sends none is not asked for an update."""
         current = self.current
         setup = yield from self.summing.prepare(current.number, current.attempt, current.clients)
         current.clients = [client for client in current.clients if client in setup.members]
 
     def opening(self) -> Asking[None]:
-        """The conversation after the last answer has come: `close` makes the step of the sum that it opens."""
+        """Opens the sum after the last answer has come: `close` makes the step of it."""
         current = self.current
         vectors = {client: update.words for client, update in current.updates.items()}
         self._sum, members = yield from self.summing.open(current.number, current.attempt, vectors)
@@ -138,7 +138,7 @@ class SecureCoordinator(Coordinator):
             del current.updates[client], current.received[client]
 
     def lose(self, reason: str) -> None:
-        """The open round has been opened, and its sum can't be had: `close` makes an empty step, and says why."""
+        """Gives up the open round's sum, which can't be had: `close` makes an empty step, and says why."""
         current, self._sum = self.current, reason
         current.updates, current.received = {}, {}
 
@@ -152,7 +152,7 @@ class SecureCoordinator(Coordinator):
         return Masked(int.from_bytes(name, "little"), np.frombuffer(data[SETUP_BYTES:], kind)), 0.0
 
     def _weighted(self, current: Round) -> Answers:
-        """One answer that stands for all of them; none, if nobody had anything to send."""
+        """Returns one answer that stands for all of them; none, if nobody had anything to send."""
         kind, form, answers = summand(self.method), self.summing.form, Answers(current.number, (), self.aggregation)
         self.untaken = self._sum if isinstance(self._sum, str) else None
         if not current.updates:
@@ -169,7 +169,7 @@ class SecureCoordinator(Coordinator):
         return replace(answers, answers=(Answer(EVERYBODY, 1.0, kind.of(vector, about)),))
 
     def _impossible(self, current: Round, words: Words, counted: bool) -> str | None:
-        """Why no honest clients have this sum, or nobody has anything to send; None: neither."""
+        """Returns why no honest clients have this sum, or nobody has anything to send; None: neither."""
         what, most = "weights", len(current.updates)
         if counted:
             what, found = "votes", int(np.abs(self.summing.form.read(words)).max(initial=0))
@@ -201,7 +201,7 @@ class Masking:
         self.clients = {n: SecureClient(n, *common, key, self.known, self.places.get(n)) for n, key in keys.items()}
 
     def update(self, state: State, plan: Message, client: int, update: bytes | None) -> bytes:
-        """The message that a client sends in place of its update.
+        """Returns the message that a client sends in place of its update.
 
         Args:
             state: the one before the round's step.
@@ -236,7 +236,7 @@ class Masking:
 
 
 def first_round(ask: bytes) -> int | None:
-    """The round that new keys are asked for; None: something else is asked, or nothing that can be read."""
+    """Returns the round that new keys are asked for; None: something else is asked, or nothing that can be read."""
     with suppress(MessageError):
         phase, setup, body = unframed(ask)
         return Terms.decode(setup, body).round if phase is Phase.KEYS else None
@@ -275,7 +275,7 @@ class SecureTalk:
     _failed: int = 0  # conversations of this round: deadlines may be too short for all
 
     def begin(self) -> None:
-        """A round begins."""
+        """Begins a round."""
         for client, why in self.coordinator.suspects.news:
             self.session.rejected.add(self.roster.names[client], why)
         self.coordinator.suspects.news.clear()
@@ -327,7 +327,7 @@ class SecureTalk:
         return {client: answer for client, answer in self._answers.items() if answer is not None}
 
     def take(self, client: int, data: bytes) -> None:
-        """A client's answer. Raises MessageError."""
+        """Takes a client's answer. Raises MessageError."""
         start = len(SAID) + ABOUT_BYTES
         if len(data) <= start:
             raise MessageError("an answer to an ask of secure sums that is cut short")

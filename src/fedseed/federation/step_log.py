@@ -118,7 +118,7 @@ class StepLog:
             self.marks[number] = digest
 
     async def finish(self) -> None:
-        """The run is over."""
+        """Writes that the run is over."""
         if not self.ended:
             await self._writer.append(Entry("E", b"").encode())
             self.ended = True

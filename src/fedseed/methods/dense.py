@@ -60,7 +60,7 @@ class WholeTensors(Payload):
 
     @classmethod
     def before(cls, about: About) -> bytes | None:
-        """Returns what they are less of, as a vector: weights have moved from the coordinator's, where it has them."""
+        """Returns what is subtracted to make a vector of them: the coordinator's weights, where it has them."""
         weights = about.lookup("weights")
         return None if weights is None else weights.data
 

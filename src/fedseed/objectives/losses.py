@@ -71,7 +71,7 @@ class TextObjective(Objective):
 
     @cached_property
     def start(self) -> tuple[int, ...]:
-        """The tokens at the beginning of every text."""
+        """Returns the tokens at the beginning of every text."""
         return beginning(self.tokenizer)
 
     def ids_of(self, text: str) -> list[int]:
@@ -255,7 +255,7 @@ class Choices(Scoring, TextObjective):
 
     @cached_property
     def language(self) -> TextObjective:
-        """What says how likely sequences are."""
+        """Returns the objective that says how likely sequences are."""
         return CausalLM(self.tokenizer, self.max_length)
 
     def items(self, example: Choice) -> list[Options]:

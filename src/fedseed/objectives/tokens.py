@@ -28,12 +28,12 @@ class Tokens:
 
     @property
     def learnt(self) -> tuple[Span, ...]:
-        """The tokens that carry loss."""
+        """Returns the tokens that carry loss."""
         return self.spans or ((self.response_start, len(self.ids)),)
 
     @property
     def labels(self) -> list[int]:
-        """The tokens, with IGNORE in the place of those without loss."""
+        """Returns the tokens, with IGNORE in the place of those without loss."""
         found = [IGNORE] * len(self.ids)
         for begin, end in self.learnt:
             found[begin:end] = self.ids[begin:end]
@@ -41,7 +41,7 @@ class Tokens:
 
     @property
     def terms(self) -> int:
-        """How many tokens carry loss."""
+        """Returns how many tokens carry loss."""
         return sum(end - begin for begin, end in self.learnt)
 
 
@@ -57,7 +57,7 @@ def beginning(tokenizer: Any) -> tuple[int, ...]:
 
 
 def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]:
-    """What is left of an example that may have `limit` tokens.
+    """Returns what is left of an example that may have `limit` tokens.
 
     "left" cuts at the beginning, but never into the last response; "right" cuts at the end, and leaves out what has
     no token with loss then. "split" makes several examples of a text that has no prompt, and leaves out others.
@@ -96,13 +96,13 @@ def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]
 
 
 def _moved(spans: tuple[Span, ...], by: int, first: int, end: int) -> tuple[Span, ...]:
-    """Spans moved along, without what is before `first` or from `end` on."""
+    """Returns spans moved along, without what is before `first` or from `end` on."""
     moved = ((max(first, begin + by), min(end, stop + by)) for begin, stop in spans)
     return tuple((begin, stop) for begin, stop in moved if begin < stop)
 
 
 def longest_input(model: Any) -> int | None:
-    """How many tokens a model has positions for; None: it does not say.
+    """Returns how many tokens a model has positions for; None: it does not say.
 
     RoBERTa's kind counts positions from its padding index on, and so has fewer than its configuration says.
     """

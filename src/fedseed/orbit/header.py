@@ -159,7 +159,7 @@ class Header:
 
     @property
     def about_base(self) -> dict[str, str]:
-        """What the base is, and how it is hashed."""
+        """Returns what the base is, and how it is hashed."""
         return {name: getattr(self, name) for name in ("base", "dtype", "base_digest", "digest_kind")}
 
     def hashed_alike(self, other: "Header") -> bool:

@@ -15,7 +15,7 @@ class Matrix(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Returns the number of elements."""
         return self.rows * max(self.columns, 1)
 
 

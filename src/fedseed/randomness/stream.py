@@ -77,7 +77,7 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tupl
 
 
 def split_seed(seed: int) -> tuple[int, int]:
-    """The Philox key of a 64-bit seed: (low word, high word).
+    """Returns the Philox key of a 64-bit seed: (low word, high word).
 
     Raises:
         ValueError: the seed is not in [0, 2**64).
@@ -88,7 +88,7 @@ def split_seed(seed: int) -> tuple[int, int]:
 
 
 def check_seed(seed: int, where: str = "seed") -> int:
-    """A seed that is given in Python or on a command line; in a recipe, `Seed` checks it.
+    """Checks and returns a seed given in Python or on a command line; in a recipe, `Seed` checks it.
 
     Args:
         seed: the number.
@@ -103,7 +103,7 @@ def check_seed(seed: int, where: str = "seed") -> int:
 
 
 def block(seed: int, domain: int, direction: int, position: int) -> tuple[int, int, int, int]:
-    """One Philox block as four numbers, as `words` has it: of so few, NumPy would take thirty times as long.
+    """Returns one Philox block as four numbers, as `words` has it: of so few, NumPy would take thirty times as long.
 
     Args:
         seed: 64-bit seed (the key).
@@ -137,7 +137,7 @@ def words(seed: int, domain: int, direction: int, first_block: int, blocks: int)
 
 
 def derive(seed: int, domain: int, position: int = 0, direction: int = 0) -> int:
-    """A 64-bit number for one use: the seed of a round, of a client in a round, and so on.
+    """Returns a 64-bit number for one use: the seed of a round, of a client in a round, and so on.
 
     Args:
         seed: the run's seed.
@@ -150,29 +150,29 @@ def derive(seed: int, domain: int, position: int = 0, direction: int = 0) -> int
 
 
 def coins(seed: int, step: int, count: int) -> NDArray[np.int8]:
-    """A step's coins, +1 or -1, at most 65,536; everybody knows them."""
+    """Returns a step's coins, +1 or -1, at most 65,536; everybody knows them."""
     drawn = words(seed, Domain.COIN, 0, step * (1 << 14), -(-count // 4)).reshape(-1)
     return np.where(drawn[:count] & 1, 1, -1).astype(np.int8)
 
 
 def rate_number(seed: int, number: int, client: int) -> float:
-    """A client's number in a round, uniform between -1 and 1, by which FedMeZO's random learning rates differ."""
+    """Returns a client's number in a round, uniform on (-1, 1), by which FedMeZO's random learning rates differ."""
     return ((derive(seed, Domain.RATE, number, client) >> 11) + 0.5) * 2.0**-52 - 1.0
 
 
 def uniform_integers(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.uint64]:
-    """`count` independent 64-bit integers."""
+    """Returns `count` independent 64-bit integers."""
     rows = words(seed, domain, direction, 0, (count + 1) // 2)
     return rows.astype("<u4").view("<u8").reshape(-1)[:count].astype(np.uint64, copy=False)
 
 
 def draws(seed: int, count: int) -> NDArray[np.uint64]:
-    """64-bit integers to choose something by."""
+    """Returns 64-bit integers to choose something by."""
     return uniform_integers(seed, Domain.SAMPLING, count)
 
 
 def permutation(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.int64]:
-    """A random order of 0..count-1: the ranks of `count` random 64-bit keys (ties keep their order)."""
+    """Returns a random order of 0..count-1: the ranks of `count` random 64-bit keys (ties keep their order)."""
     return np.argsort(uniform_integers(seed, domain, count, direction), kind="stable")
 
 

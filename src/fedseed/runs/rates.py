@@ -147,7 +147,7 @@ class _Trials:
         return mean_loss(trial.worker.space.model, objective, items)
 
     def _fresh(self, restore: bool = True) -> Equipment:
-        """The model at its base; an adapter is put into another one each time."""
+        """Returns the model at its base; an adapter is put into another one each time."""
         if self._equipment is not None and not restore:
             return self._equipment
         adapter = adapters.chosen(self.recipe.model.adapter, self.recipe.method.adapter, self.recipe.method.name)

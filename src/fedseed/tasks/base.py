@@ -23,10 +23,10 @@ class Task(BaseModel, ABC):
 
     @abstractmethod
     def load(self) -> TaskData:
-        """The clients' examples and evaluation sets: the same on every call. Raises RecipeError if there are none."""
+        """Returns clients' examples and evaluation sets, the same on every call. Raises RecipeError: there are none."""
 
     def client_names(self) -> list[str] | None:
-        """The clients' names, in order, without opening any data; None: only the data says. Raises as `load`."""
+        """Returns the clients' names in order, without opening data; None: only the data says. Raises as `load`."""
         return None
 
     def load_part(self, names: Collection[str], evaluate: bool) -> TaskData:
@@ -47,20 +47,20 @@ class Task(BaseModel, ABC):
 
     @property
     def each_its_own(self) -> bool:
-        """Whether the settings leave it to each client where its data lies."""
+        """Returns whether the settings leave it to each client where its data lies."""
         return False
 
     def names_here(self) -> list[str] | None:
-        """The clients' names by what lies here, where a site may see its own data only; None: every site sees all."""
+        """Returns clients' names by what lies here, where a site may see its own data only; None: each sees all."""
         return None
 
     @property
     def shares_evaluation(self) -> bool:
-        """Whether all are evaluated on the same examples; otherwise each client on what it holds out of its own."""
+        """Returns whether all are evaluated on the same examples; else each client is on what it holds out."""
         return True
 
     def load_shared(self, file: Path | None = None) -> TaskData:
-        """The evaluation sets of parties that share them, without clients.
+        """Returns the evaluation sets of parties that share them, without clients.
 
         Args:
             file: where they lie here; None: where the settings say.
@@ -71,7 +71,7 @@ class Task(BaseModel, ABC):
         return self.load_part((), evaluate=True)
 
     def load_own(self, name: str, own: OwnData, alone: bool = True) -> TaskData:
-        """One client's own examples, and what it holds out of them.
+        """Returns one client's own examples, and what it holds out of them.
 
         Args:
             name: the client.

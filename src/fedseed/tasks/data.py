@@ -21,7 +21,7 @@ class Example:
     stop: str = ""  # what ends a response in place of the end-of-sequence token; generated text is cut there
 
     def answered_as(self, other: "Example") -> "Example":
-        """The same prompt with another example's response."""
+        """Returns the same prompt with another example's response."""
         return replace(self, response=other.response)
 
 
@@ -46,7 +46,7 @@ class Chat(Example):
     where: str = field(default="", compare=False)  # its file and line, for messages
 
     def answered_as(self, other: Example) -> Example:
-        """The same conversation with another one's last answer."""
+        """Returns the same conversation with another one's last answer."""
         last = other.messages[-1] if isinstance(other, Chat) else {"role": "assistant", "content": other.response}
         return replace(self, response=other.response, messages=(*self.messages[:-1], last))
 
@@ -114,7 +114,7 @@ class Picture:
 
     @property
     def gold(self) -> int:
-        """The class, as other examples call what is right."""
+        """Returns the class, by the name that other examples' right answers have."""
         return self.label
 
 

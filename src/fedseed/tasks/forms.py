@@ -36,7 +36,7 @@ class Form:
     read: Callable[[Record, Style], Made]  # makes an example of a row
 
     def fits(self, row: Record, keys: int | None = None) -> bool:
-        """Whether a row has the form's fields, or the first `keys` of them."""
+        """Returns whether a row has the form's fields, or the first `keys` of them."""
         return all(any(row.values.get(name) is not None for name in key.split("|")) for key in self.keys[:keys])
 
 
@@ -58,7 +58,7 @@ def _instruction(row: Record, style: Style) -> Example:
 
 
 def _as_chat(asked: str, answer: str, style: Style, row: Record) -> Example:
-    """One question and its answer, as a chat."""
+    """Returns one question and its answer, as a chat."""
     turns = [{"role": "user", "content": asked.strip()}, {"role": "assistant", "content": answer.strip()}]
     return chat_of(turns, [], style.chat, row.where)
 
@@ -118,7 +118,7 @@ class Reader:
         self.bad: list[str] = []  # what is wrong, a line for each malformed row
 
     def read(self, rows: Iterable[Record | RecipeError]) -> list[SourceLine]:
-        """The examples of a file's rows. Raises RecipeError if it is unreadable as a whole."""
+        """Returns the examples of a file's rows. Raises RecipeError if it is unreadable as a whole."""
         lines = []
         for row in rows:
             try:
@@ -160,7 +160,7 @@ class Reader:
         return notes + ([f"{self.empty:,} examples left out (nothing to answer)"] if self.empty else [])
 
     def _renamed(self, row: Record) -> Record:
-        """A row with its fields by the form's names, too."""
+        """Returns a row with its fields by the form's names, too."""
         for name, theirs in self.fields.items():
             if theirs not in row.values:
                 raise RecipeError(f'{row.where}: no "{theirs}", which task.fields takes for "{name}"')
@@ -217,7 +217,7 @@ def examples_in(
 
 
 def repeated(training: Sequence[SourceLine], held_out: Sequence[SourceLine], what: str) -> list[str]:
-    """A line about the held-out examples that are in the training data, too; whitespace makes no difference."""
+    """Returns a line about the held-out examples that are in the training data, too; whitespace makes no difference."""
     seen: Mapping[tuple[str, ...], str] = {_content(line.made): line.row.where for line in reversed(training)}
     found = [(line.row.where, seen[key]) for line in held_out if (key := _content(line.made)) in seen]
     if not found:

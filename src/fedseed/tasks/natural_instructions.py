@@ -115,7 +115,7 @@ class NaturalInstructionsTask(Task):
 
 
 def _first(record: Record, name: str) -> str:
-    """The first of a field's texts."""
+    """Returns the first of a field's texts."""
     texts = record.field(name, list)
     if not texts or not isinstance(texts[0], str):
         raise RecipeError(f'{record.where}: "{name}" must begin with a text')

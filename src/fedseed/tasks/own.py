@@ -96,7 +96,7 @@ class FilesTask(Task):
         return replace(data, notes=(note, *data.notes)) if aside else data
 
     def client_names(self) -> list[str] | None:
-        """The files' (or folders') names in a folder; of one file by their numbers, or the values of a field."""
+        """Returns the files' (or folders') names in a folder; of one file their numbers, or a field's values."""
         names = [party.name for party in self._parties()[0]]
         return names if names[0] else names_dealt(self.partition or IID(), self.clients, DEFAULT_CLIENTS)
 
@@ -133,7 +133,7 @@ class FilesTask(Task):
         return not self.path
 
     def names_here(self) -> list[str] | None:
-        """The files' (or folders') names in a folder, as far as it lies here; one file is the same everywhere."""
+        """Returns the files' (or folders') names in a folder, if it lies here; one file is the same everywhere."""
         place = Path(self.path).expanduser()
         if self.path and place.is_dir() and not is_saved(place):
             return self.client_names()
@@ -253,7 +253,7 @@ class FilesTask(Task):
         )
 
     def _style(self) -> Style:
-        """What rows are put into."""
+        """Returns the style in which rows become text."""
         wanted, template = self.chat_template, ""
         writing: Any = {None: "auto", "own": "own", "plain": "plain"}.get(wanted, "given")
         if wanted is not None and writing == "given":
@@ -266,7 +266,7 @@ class FilesTask(Task):
         return hub_rows(str(place), split, self.config, HINT) if named else each_row(place, split)
 
     def _held_out(self, data: TaskData) -> TaskData:
-        """The same data, if there is something to evaluate on."""
+        """Returns the same data if there is something to evaluate on. Raises RecipeError otherwise."""
         if not data.evaluation[""]:
             key = "validation" if self.evaluate_on == "validation" else "evaluation"
             raise RecipeError(

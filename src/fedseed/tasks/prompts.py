@@ -2,19 +2,19 @@
 
 
 def short_prompt(instruction: str, input: str = "") -> str:
-    """The project's own short form: little besides the instruction and its input."""
+    """Returns the project's own short form: little besides the instruction and its input."""
     given = f"### Input:\n{input}\n\n" if input else ""
     return f"### Instruction:\n{instruction}\n\n{given}### Response:\n"
 
 
 def question_prompt(instruction: str, input: str = "") -> str:
-    """A question and "Answer:" after it: a form that the small base has not been trained with."""
+    """Returns a question and "Answer:" after it: a form that the small base has not been trained with."""
     asked = f"{instruction}\n{input}" if input else instruction
     return f"Question: {asked}\nAnswer:"
 
 
 def alpaca_prompt(instruction: str, input: str = "", context_said: bool = False) -> str:
-    """The well-known Alpaca template, in its form with or without an input; it ends at the colon.
+    """Returns the well-known Alpaca template, in its form with or without an input; it ends at the colon.
 
     Args:
         instruction: what is to be done.

@@ -42,7 +42,7 @@ class Review:
 
 
 def write_review(rng: random.Random) -> Review:
-    """A review of three clauses about two or three nouns of one topic, whose qualities lean to one side."""
+    """Returns a review of three clauses about two or three nouns of one topic, whose qualities lean to one side."""
     names = list(TOPICS)
     while True:
         topic, wanted = rng.randrange(len(TOPICS)), rng.random() < 0.5
@@ -57,7 +57,7 @@ def write_review(rng: random.Random) -> Review:
 
 
 def _quality(rng: random.Random, wanted: bool) -> tuple[str, int]:
-    """The words about a noun, and what they add to the review's feeling."""
+    """Returns the words about a noun, and what they add to the review's feeling."""
     drawn = rng.random()
     if drawn < 0.2:
         return rng.choice(PLAIN), 0
@@ -91,7 +91,7 @@ class ReviewFamily:
     gold: Callable[[Review], int]  # the number of a review's right one
 
     def example(self, review: Review) -> NextWord:
-        """A review, asked about."""
+        """Returns a review with a question about it."""
         return NextWord(review.text + self.prompt, self.options, self.gold(review), text=review.text)
 
 
@@ -155,7 +155,7 @@ class WordsTask(DealtTask):
         return {prefix: found for prefix, found in sets.items() if found}
 
     def _scrambled(self, rows: Sequence[tuple[FamilyName, NextWord]]) -> list[tuple[FamilyName, NextWord]]:
-        """The same reviews and the same answers, but whose is whose is drawn within each family."""
+        """Returns the same reviews and the same answers, but whose is whose is drawn within each family."""
         changed = list(rows)
         for number, family in enumerate(self.families):
             places = [place for place, (name, _) in enumerate(rows) if name == family]

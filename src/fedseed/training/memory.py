@@ -33,7 +33,7 @@ class Memory:
 
     @cached_property
     def folder(self) -> Path:
-        """Where the files are; for other processes, too."""
+        """Returns where the files are; for other processes, too."""
         if self._given is not None:
             return self._given
         made = mkdtemp(prefix="fedseed-memory-")

@@ -71,7 +71,7 @@ class LocalTraining(BaseModel):
         return self
 
     def at(self, number: int) -> "LocalTraining":
-        """The settings in a round: with the learning rate that the schedule gives it."""
+        """Returns the settings in a round: with the learning rate that the schedule gives it."""
         factor = factor_of(self.schedule, number)
         return self if factor == 1.0 else self.model_copy(update={"learning_rate": self.learning_rate * factor})
 

@@ -238,7 +238,7 @@ class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd, base.Working):
         self.hears = True
 
     def tell(self, sender: str, what: str, data: bytes, reply: Reply | None) -> None:
-        """A client has sent something."""
+        """Puts what a client has sent into the mail."""
         self._call(lambda: self._mail.put_nowait((sender, what, data, reply)))
 
     def tell_status(self, reply: Reply) -> None:

@@ -49,7 +49,7 @@ class Guarded(Client):
         self.dropped: Callable[[str], None] = lambda subject: None  # of what message, because too many wait
 
     def restarted(self) -> None:
-        """An interruption is over: what was asked before it may never be answered."""
+        """Ends an interruption: what was asked before it may never be answered."""
         if self._interrupted is not None:
             self._interrupted.set_result(None)
             self._interrupted = None

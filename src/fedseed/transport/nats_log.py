@@ -59,7 +59,7 @@ class Stored(NamedTuple):
     headers: dict[str, str] | None
 
     def same(self, other: "Stored") -> bool:
-        """Whether it is this message, which may have come in another way: the server adds headers where it repeats."""
+        """Returns whether it is this message, which may come with headers that the server adds where it repeats."""
         mine, others = (signature_in(message.headers) for message in (self, other))
         return (self.sequence, self.data, mine) == (other.sequence, other.data, others)
 
@@ -188,7 +188,7 @@ class LogFollower(Working):
         self._missing = self._lost_since = None
 
     async def _deliver(self, message: Msg) -> None:
-        """What the server repeats of what it has stored."""
+        """Hands out what the server repeats of what it has stored."""
         number = (message.headers or {}).get("Nats-Sequence", "")[:20]
         if self._sure == self.connection.stats["reconnects"] and number == str(self._last + 1):
             self._hand_out(Stored(self._last + 1, message.data, message.headers))

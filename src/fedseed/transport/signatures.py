@@ -142,7 +142,7 @@ class Signatures:
         return any(_fits(key, subject, data, headers, after) for key in self.clients.get(name, ()))
 
     def line(self, name: str) -> bytes | None:
-        """Which messages must stay in order: those of one key; None: those of nobody, or nobody's key is known."""
+        """Returns which messages must stay in order: those of one key; None: none, or nobody's key is known."""
         keys = (self.clients or {}).get(name, ())
         return min((bytes(key) for key in keys), default=None)
 

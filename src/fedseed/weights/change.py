@@ -128,7 +128,7 @@ NOTHING = Add(())  # what a step means that nobody answered
 
 
 def expected_norm(change: Change, layout: Layout) -> float | None:
-    """The Euclidean norm of what is added to the weights, of sums over directions the expected one; else None.
+    """Returns the Euclidean norm of what is added to the weights, of sums over directions the expected one; else None.
 
     E |s sum_k c_k v_k|^2 = s^2 sum_l rho_l d_l |c_l|^2, as random directions are orthogonal up to 1 / sqrt(d_l). For
     coefficients of a projection onto K_l << d_l directions almost all of it is noise.

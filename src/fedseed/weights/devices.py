@@ -7,7 +7,7 @@ import torch
 
 
 def devices_of(tensors: Iterable[torch.Tensor]) -> tuple[torch.device, ...]:
-    """The devices of some tensors, each once, in order."""
+    """Returns the devices of some tensors, each once, in order."""
     return tuple(dict.fromkeys(tensor.device for tensor in tensors))
 
 
@@ -24,19 +24,19 @@ def wait_for(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def gpus(devices: Sequence[torch.device]) -> list[int]:
-    """The numbers of the GPUs among some devices, for `torch.random.fork_rng`."""
+    """Returns the numbers of the GPUs among some devices, for `torch.random.fork_rng`."""
     current = torch.cuda.current_device
     return [current() if d.index is None else d.index for d in devices if d.type == "cuda"]
 
 
 def peak_on(devices: Sequence[torch.device]) -> int | None:
-    """The most bytes that torch has held on the GPUs among some devices, added up; None: there is no GPU among them."""
+    """Returns the most bytes that torch has held on the GPUs among some devices, added up; None: there is no GPU."""
     held = [int(torch.cuda.max_memory_allocated(device)) for device in devices if device.type == "cuda"]
     return sum(held) if held else None
 
 
 def free_on(device: torch.device) -> int:
-    """Bytes of a device's memory that torch could still hand out; 0 on a CPU, where nobody asks."""
+    """Returns bytes of a device's memory that torch could still hand out; 0 on a CPU, where nobody asks."""
     if device.type != "cuda":
         return 0
     free, _ = torch.cuda.mem_get_info(device)

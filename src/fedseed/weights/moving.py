@@ -47,7 +47,7 @@ def move(
 
 
 def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
-    """One step after the other in one pass over w: the same roundings, so the same bits.
+    """Takes one step after the other in one pass over w: the same roundings, so the same bits.
 
     Raises ValueError as `Vector.preparing` does; the weights are unchanged then.
     """
@@ -126,7 +126,7 @@ def move_rebuilt(vector: Vector, steps: Sequence[Sequence[Term]], rule: Rule, ro
 
 
 def combined(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
-    """The sum over elements start..stop, as a tensor."""
+    """Returns the sum over elements start..stop, as a tensor."""
     total = kernel.combine(prepared, start, stop)
     return total if isinstance(total, torch.Tensor) else torch.from_numpy(total)
 

@@ -232,7 +232,7 @@ class PerturbedRows(TorchFunctionMode):
         return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
 
     def _counts_all(self, count: Any, number: Any, *_: Any) -> bool:
-        """Whether the number of true entries is compared with that of all entries: `all()` once more."""
+        """Returns whether the number of true entries is compared with that of all entries: `all()` once more."""
         known = self._counted
         return known is not None and count is known[1] and type(number) is int and number == known[0].numel()
 
@@ -249,7 +249,7 @@ class PerturbedRows(TorchFunctionMode):
         return exchanged(value, self._vector, self._of_row)
 
     def _of_row(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A row's own copy of a parameter."""
+        """Returns a row's own copy of a parameter."""
         if parameter.dim() < 2:
             if id(parameter) not in self._whole:
                 self._whole[id(parameter)] = row_products.Pick.of(self._vectors(parameter), self._row)
@@ -308,7 +308,7 @@ class PerturbedRows(TorchFunctionMode):
         return self._factors[id(parameter)]
 
     def _vectors(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A tensor of at most one dimension, perturbed: shape (entries, *its own)."""
+        """Returns a tensor of at most one dimension, perturbed: shape (entries, *its own)."""
         if id(parameter) not in self._small:
             moved = self._signs(parameter, Domain.DIRECTION, parameter.numel()).float()[:, 0]
             moved.mul_(self._scales.to(parameter.device)[:, None]).add_(parameter.detach().float().reshape(-1))

@@ -49,7 +49,7 @@ class Projection:
             self._sums[block] = self._sums[block] + scale * sums  # on a GPU if they are there: nobody waits
 
     def finish(self, sums: Mapping[int, NDArray[np.float64]] | None = None) -> list[Floats]:
-        """One float32 array per block; `sums`: of some blocks, in place of what was added."""
+        """Returns one float32 array per block; `sums`: of some blocks, in place of what was added."""
         for block, own in (sums or {}).items():
             self._sums[block] = own
         made = [sums for sums in self._sums if isinstance(sums, torch.Tensor)]
@@ -68,7 +68,7 @@ class Projection:
 def _at_once(
     vector: Vector, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor], spec: Spec, counts: Sequence[int]
 ) -> dict[int, NDArray[np.float64]] | None:
-    """What `spec` makes of saved - now, by block, in a few launches for all tensors; None where kernels can't."""
+    """Returns what `spec` makes of saved - now, by block, in a few launches for all; None where kernels can't."""
     places = devices_of([*saved, *now])
     kernel = kernels.current(places[0].type)
     if len(places) > 1 or not kernel.TENSORS or spec.name == "lowrank":
@@ -88,7 +88,7 @@ def project_change(
     vector: Vector, saved: Sequence[torch.Tensor], basis: Basis, counts: Sequence[int],
     now: Sequence[torch.Tensor] | None = None,
 ) -> list[Floats]:  # fmt: skip
-    """V^T (saved - w), one float32 array per block, without a vector of length d.
+    """Returns V^T (saved - w), one float32 array per block, without a vector of length d.
 
     Args:
         vector: a space's tensors.
@@ -109,7 +109,7 @@ def project_change(
 def change_norms(
     vector: Vector, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None
 ) -> NDArray[np.float64]:
-    """|saved - w| for each block; `now`: as in `project_change`."""
+    """Returns |saved - w| for each block; `now`: as in `project_change`."""
     blocks, ends = len(vector.layout.block_sizes), now or vector.parameters
     if (found := _at_once(vector, saved, ends, SQUARES, [1] * blocks)) is not None:
         own = np.array([float(found[block][0]) if block in found else 0.0 for block in range(blocks)])
@@ -123,7 +123,7 @@ def change_norms(
 
 
 def differences(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """(lo, hi, a - b in float32) for pieces of two tensors."""
+    """Yields (lo, hi, a - b in float32) for pieces of two tensors."""
     a, b = flat(a).to(b.device), flat(b)
     room = torch.empty(min(len(a), PIECE), dtype=torch.float32, device=b.device)
     for lo in range(0, len(a), PIECE):

@@ -20,7 +20,7 @@ def row_losses(
     directions: Sequence[int], scales: float | Sequence[float], counts: Sequence[int] | None = None,
     together: Callable[[Around], torch.Tensor | None] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The loss of each item at w + scales[i] * direction(directions[i]).
+    """Returns the loss of each item at w + scales[i] * direction(directions[i]).
 
     In one pass with `ParameterSpace.perturbed_rows` where that is possible and `losses` calls the space's model once,
     with the rows of all items; else in one pass for each direction, to the same losses but for rounding.

@@ -38,7 +38,7 @@ class Row(NamedTuple):
     in_order: bool  # whether the rows have the entries 0, 1, ... of tables of B
 
     def pick(self, table: torch.Tensor) -> torch.Tensor:
-        """All rows' entries, shape (B, ...)."""
+        """Returns all rows' entries, shape (B, ...)."""
         return table if self.in_order else table.index_select(0, self.entry)
 
 
@@ -47,7 +47,7 @@ class UnmappedError(Exception):
 
 
 def _each(value: Any, dim: int | None, rows: int) -> Any:
-    """A value with one entry for each row, in dimension 0."""
+    """Returns a value with one entry for each row, in dimension 0."""
     return value.expand(rows, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
@@ -191,7 +191,7 @@ class Agreed(_Mapped):
 
     @staticmethod
     def vmap(info: Any, dims: Any, value: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The first row's value. Raises UnmappedError if another row has another."""
+        """Returns the first row's value. Raises UnmappedError if another row has another."""
         values = value.movedim(dims[0], 0)
         if not bool((values == values[0]).all()):
             raise UnmappedError("rows take different branches")

@@ -56,7 +56,7 @@ class ParameterSpace:
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Where the trainable tensors are."""
+        """Returns where the trainable tensors are."""
         return self.vector.devices
 
     def apply(self, change: Change) -> None:
@@ -313,16 +313,16 @@ class ParameterSpace:
         return out
 
     def norm(self) -> float:
-        """The Euclidean norm of w."""
+        """Returns the Euclidean norm of w."""
         parts = (part for p in self.parameters for part in torch.split(flat(p), moving.PIECE))  # doubles take room
         return float(np.sqrt(sum(float(part.double().square().sum()) for part in parts)))
 
     def dense(self) -> bytes:
-        """All trainable tensors, in order, in their own dtypes, as bytes (little-endian): what `Replace` takes."""
+        """Returns the trainable tensors in order, in their dtypes, as little-endian bytes: what `Replace` takes."""
         return self._bytes(self.parameters)
 
     def take_gradient(self) -> bytes:
-        """The trainable tensors' gradients as `dense` has weights (zeros where there is none); they are freed."""
+        """Returns the trainable tensors' gradients as `dense` has weights (zeros for none), and frees them."""
         return self._bytes(map(_take_gradient, self.parameters))
 
     def _bytes(self, tensors: Iterable[torch.Tensor]) -> bytes:

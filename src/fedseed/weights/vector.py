@@ -39,7 +39,7 @@ class Vector:
     processes = 1  # that hold a part of it each
 
     def each(self, own: Any) -> list[Any]:
-        """What all processes that hold parts of the vector have found of theirs, in order: here there is one."""
+        """Returns what each process that holds a part of the vector has found, in order: here there is one."""
         return [own]
 
     def __contains__(self, value: object) -> bool:
@@ -47,7 +47,7 @@ class Vector:
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Where the tensors are."""
+        """Returns where the tensors are."""
         return devices_of(self.parameters) or (torch.device("cpu"),)
 
     def start_of(self, parameter: torch.Tensor) -> int:
@@ -74,7 +74,7 @@ class Vector:
         )
 
     def only_block(self, parameter: torch.Tensor) -> int | None:
-        """The block that a tensor lies in; None if it lies in several."""
+        """Returns the block that a tensor lies in; None if it lies in several."""
         start, boundaries = self.start_of(parameter), self.layout.boundaries
         block = bisect_right(boundaries, start) - 1
         return block if start + parameter.numel() <= boundaries[block + 1] else None
@@ -120,7 +120,7 @@ class Vector:
         return lambda block: [Part(spec, first, own[block]) for spec, first, own in each]
 
     def per_block(self, coefficients: Coefficients) -> list[Floats]:
-        """One float32 array per block."""
+        """Returns one float32 array per block."""
         blocks = len(self.layout.block_sizes)
         if len(coefficients) and np.ndim(coefficients[0]) == 1:
             arrays = [np.asarray(c, dtype=np.float32) for c in coefficients]
@@ -135,7 +135,7 @@ class Vector:
         return arrays
 
     def operand(self, kernel: kernels.Kernels, parameter: torch.Tensor) -> Any:
-        """All elements of a contiguous tensor of the vector as the kernels take them.
+        """Returns all elements of a contiguous tensor of the vector as the kernels take them.
 
         Made once: for a small tensor that takes longer than the kernels do.
         """
@@ -146,7 +146,7 @@ class Vector:
         return known[2]
 
     def scratch(self, count: int) -> torch.Tensor:
-        """The CPU's memory for `count` float32 numbers, used again and again: what it held before is lost."""
+        """Returns the CPU's memory for `count` float32 numbers, used again and again: what it held before is lost."""
         if len(self._scratch) < count:
             self._scratch = torch.empty(count, dtype=torch.float32, device="cpu")
         return self._scratch
@@ -159,7 +159,7 @@ def check_scale(scale: float) -> None:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in order: the tensor's own memory if it is contiguous, else a copy."""
+    """Returns the elements in order: the tensor's own memory if it is contiguous, else a copy."""
     return tensor.detach().reshape(-1)
 
 
@@ -170,7 +170,7 @@ def write_back(parameter: torch.Tensor, elements: torch.Tensor) -> None:
 
 
 def operand(kernel: kernels.Kernels, elements: torch.Tensor) -> Any:
-    """A tensor as the kernels take it: itself on a GPU, otherwise an array on the same memory."""
+    """Returns a tensor as the kernels take it: itself on a GPU, otherwise an array on the same memory."""
     if kernel.TENSORS:
         return elements
     if elements.dtype in (torch.bfloat16, torch.float16):
@@ -200,7 +200,7 @@ def move_entries(vector: Vector, change: Entries) -> None:
 
 
 def _check(patch: Patch, least: int, size: int) -> int:
-    """The first entry that may come after a patch. Raises ValueError."""
+    """Returns the first entry that may come after a patch. Raises ValueError."""
     if not np.isfinite(patch.values).all():
         raise ValueError("entries: a value is NaN or infinite; the weights are unchanged")
     if not len(patch.values):

@@ -68,7 +68,7 @@ class _Setup:
     said: dict[tuple[int, ...], tuple[bytes, bytes]] = field(default_factory=dict)
 
     def signed_by(self, client: int, signature: bytes, asked: bytes, said: bytes) -> bool:
-        """Whether a client has signed this answer to an ask of this setup."""
+        """Returns whether a client has signed this answer to an ask of this setup."""
         about = told(self.agreed, client, asked, said)
         return keys.signature_fits(self.bundles[client].identity, signature, about)
 
@@ -97,7 +97,7 @@ class SecureClient:
                 raise StorageError(f"{self.place} holds the newest round that a client has opened: {error}") from error
 
     def answer(self, ask: bytes) -> bytes:
-        """What to say to an ask; the same ask is answered alike. Raises MessageError: nothing, and why."""
+        """Returns what to say to an ask; the same ask is answered alike. Raises MessageError: nothing, and why."""
         phase, name, body = unframed(ask)
         if phase is Phase.KEYS:
             if name not in self._setups:
@@ -125,7 +125,7 @@ class SecureClient:
         return answer
 
     def masked(self, round: int, attempt: int, words: Words) -> bytes:
-        """This client's part of a round's sum: the setup's name, and the masked words.
+        """Returns this client's part of a round's sum: the setup's name, and the masked words.
 
         Raises:
             MessageError: there are no keys for it, another vector was masked with them, or a later round has begun.
@@ -151,7 +151,7 @@ class SecureClient:
         return setup.masked[at][1]
 
     def _for(self, round: int, attempt: int) -> tuple[_Setup, int]:
-        """The newest setup with keys for an attempt of a round, and its place there. Raises MessageError."""
+        """Returns the newest setup with keys for an attempt of a round, and its place there. Raises MessageError."""
         for setup in reversed(self._setups.values()):
             if setup.members and (at := setup.terms.place(round, attempt)) is not None:
                 return setup, at

@@ -27,17 +27,17 @@ class Part:
     hashes: tuple[bytes, ...]
 
     def encode(self) -> bytes:
-        """As it travels."""
+        """Returns it as it travels."""
         return self.key + self.text + b"".join(self.hashes)
 
     @classmethod
     def decode(cls, data: bytes, count: int) -> "Part":
-        """The inverse of `encode`, for the two secrets of so many rounds; it has `part_bytes`."""
+        """Reads what `encode` has written, for the two secrets of so many rounds; it has `part_bytes`."""
         stop = len(data) - 2 * count * PROOF_BYTES
         return cls(data[: keys.KEY_BYTES], data[keys.KEY_BYTES : stop], tuple(pieces(data[stop:], 2 * count)))
 
     def shares(self, own: X25519PrivateKey, other: bytes, about: bytes) -> list[bytes]:
-        """What it holds, by its holder's private key and its own, or the other way round.
+        """Returns what it holds, by its holder's private key and its own, or the other way round.
 
         Raises:
             MessageError: it can't be read, or does not hold shares, or other ones than were hashed.
@@ -51,24 +51,24 @@ class Part:
 
 
 def part_bytes(count: int) -> int:
-    """Of a part for so many rounds."""
+    """Returns the bytes of a part for so many rounds."""
     return keys.KEY_BYTES + keys.TAG_BYTES + 2 * count * (SHARE_BYTES + PROOF_BYTES)
 
 
 def about(setup: bytes, dealer: int, holder: int) -> bytes:
-    """Names a part."""
+    """Returns the name of a part."""
     return b"shares" + setup + numbers([dealer]) + numbers([holder])
 
 
 def hashed(share: bytes) -> bytes:
-    """What says later which share it was."""
+    """Returns a hash that says later which share it was."""
     return sha256(b"fedseed secure sums: share" + share).digest()[:PROOF_BYTES]
 
 
 def deal(
     secrets: Sequence[bytes], setup: bytes, dealer: int, bundles: Mapping[int, Bundle], threshold: int
 ) -> dict[int, tuple[X25519PrivateKey, Part]]:
-    """A part for each holder of all of a dealer's secrets, and the key that it is sealed with. Raises MessageError."""
+    """Returns a part of a dealer's secrets for each holder, and the key that seals it. Raises MessageError."""
     shared = [split(secret, [holder + 1 for holder in bundles], threshold) for secret in secrets]
     found = {}
     for at, (holder, bundle) in enumerate(bundles.items()):
@@ -79,13 +79,13 @@ def deal(
 
 
 def read_parts(body: bytes, holders: Sequence[int], count: int) -> dict[int, Part]:
-    """A dealer's parts, by holder. Raises MessageError."""
+    """Returns a dealer's parts, by holder. Raises MessageError."""
     parts = pieces(body, len(holders), part_bytes(count))
     return {holder: Part.decode(data, count) for holder, data in zip(holders, parts, strict=True)}
 
 
 def fits(bundle: Bundle, at: int, own: bool, secret: bytes | None) -> bool:
-    """Whether shares give the seed whose hash (of its own mask), or whose public key, a client has sent."""
+    """Returns whether shares give the seed whose hash (of its own mask), or whose public key, a client has sent."""
     if secret is None:
         return False
     if own:
@@ -103,13 +103,13 @@ class Fault:
     answer: bytes  # the dealer's answer that had them, with its signature
 
     def encode(self) -> bytes:
-        """As it travels."""
+        """Returns it as it travels."""
         who = numbers([self.dealer]) + numbers(list(self.shares)) + bytes([self.own])
         return who + b"".join(self.shares.values()) + self.answer
 
     @classmethod
     def decode(cls, data: bytes) -> "Fault":
-        """The inverse of `encode`. Raises MessageError."""
+        """Reads what `encode` has written. Raises MessageError."""
         dealers, rest = read_numbers(data)
         holders, rest = read_numbers(rest)
         if len(dealers) != 1:
@@ -119,7 +119,7 @@ class Fault:
         return cls(dealers[0], rest[:1] == b"\1", shares, rest[stop:])
 
     def shown(self, parts: Mapping[int, Part], bundle: Bundle, at: int, threshold: int) -> bool:
-        """Whether it is so, by the dealer's parts and public keys, for a round's place in the setup."""
+        """Returns whether it is so, by the dealer's parts and public keys, for a round's place in the setup."""
         shares = self.shares.items()
         if len(shares) != threshold or not self.shares.keys() <= parts.keys():
             return False

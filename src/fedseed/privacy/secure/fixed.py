@@ -22,11 +22,11 @@ class FixedPoint:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """A word's, little-endian."""
+        """Returns a word's dtype, little-endian."""
         return np.dtype(f"<u{self.bits // 8}")
 
     def write(self, values: NDArray[np.floating[Any]], weight: int = 1) -> Words:
-        """Words for weight * values; one that is too large becomes the largest that a client may have.
+        """Returns words for weight * values; one that is too large becomes the largest that a client may have.
 
         Args:
             values: finite numbers, 1-D.
@@ -38,6 +38,6 @@ class FixedPoint:
         return np.clip(scaled, -most, most).astype(np.int64).astype(self.dtype)
 
     def read(self, words: Words) -> NDArray[np.float64]:
-        """The numbers that a sum of words stands for."""
+        """Returns the numbers that a sum of words stands for."""
         signed = words.astype(self.dtype).view(self.dtype.str.replace("u", "i"))
         return signed.astype(np.float64) / 2.0**self.fraction

@@ -20,12 +20,12 @@ _KEY_BYTES = 32
 
 
 def identity_text(key: bytes) -> str:
-    """A public Ed25519 key of 32 bytes, as recipes have it: the line of base64 in its PEM file."""
+    """Returns a public Ed25519 key of 32 bytes, as recipes have it: the line of base64 in its PEM file."""
     return b64encode(_DER + key).decode()
 
 
 def identity_of(text: str) -> bytes:
-    """The inverse of `identity_text`. Raises ValueError."""
+    """Reads a key that `identity_text` has written. Raises ValueError."""
     try:
         data = b64decode(text, validate=True)
     except ValueError:
@@ -76,11 +76,11 @@ class SecureSums(BaseModel):
 
     @property
     def least(self) -> int:
-        """How many clients' vectors a sum must have."""
+        """Returns how many clients' vectors a sum must have."""
         return max(self.threshold, FEWEST)
 
     def known(self, numbers: Mapping[str, int]) -> dict[int, bytes] | None:
-        """The clients' public keys by number; None: nothing is known of them.
+        """Returns the clients' public keys by number; None: nothing is known of them.
 
         Args:
             numbers: those of all clients, by name.
@@ -90,14 +90,14 @@ class SecureSums(BaseModel):
         return {numbers[name]: identity_of(text) for name, text in self.identities.items() if name in numbers}
 
     def unknown(self, names: Iterable[str]) -> str | None:
-        """Which of these clients has no key in a recipe that has others'; None: all have, or none has."""
+        """Returns which of these clients has no key in a recipe that has others'; None: all have, or none has."""
         missing = [name for name in names if name not in self.identities] if self.identities else []
         if not missing:
             return None
         return f"secure_sums.identities: {missing[0]} has no key there; name one for each client, or for none"
 
     def form(self, counted: bool) -> FixedPoint:
-        """How numbers are written.
+        """Returns how numbers are written.
 
         Args:
             counted: whole numbers without weights, such as votes.
@@ -106,7 +106,7 @@ class SecureSums(BaseModel):
         return FixedPoint(bits, fraction, self.most_clients)
 
     def problem(self, per_round: int) -> str | None:
-        """Why so many clients in a round can't be; None: they can."""
+        """Returns why so many clients in a round can't be; None: they can."""
         there = f"a round has {per_round} clients (federation.per_round)"
         if per_round < FEWEST:
             return f"secure_sums: {there}, and of a sum of fewer than {FEWEST} each client knows the others' part"

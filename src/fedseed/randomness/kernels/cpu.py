@@ -204,12 +204,12 @@ def _fill(v, words, unit, k, block, blocks):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def signed(value, word, bit):  # type: ignore[no-untyped-def]
-    """value, with its sign turned if that bit of the word is set: a bit moved to a float's sign bit."""
+    """Returns value with its sign turned if that bit of the word is set: the bit is moved to a float's sign bit."""
     return _as_float(_U(_U(_as_int(value)) ^ _U(_U(word << _U(31 - bit)) & _U(0x80000000))))
 
 
 def _each(values, i):  # type: ignore[no-untyped-def]
-    """Number i of an array; one number is for all."""
+    """Returns number i of an array; one number is for all."""
 
 
 @overload(_each, inline="always")
@@ -434,7 +434,7 @@ def _add_sums(out, source, total, scale):  # type: ignore[no-untyped-def]
 
 
 def _tile(width):  # type: ignore[no-untyped-def]
-    """A function that computes a tile of a product in registers, for inputs `width` registers wide."""
+    """Returns a function that computes a tile of a product in registers, for inputs `width` registers wide."""
 
     @intrinsic
     def tile(_context, sums, inputs, between, matrix, stride, columns, ahead):  # type: ignore[no-untyped-def]

@@ -101,7 +101,7 @@ def _along(pairs: Pairs, domain: Domain, start: int, count: int) -> NDArray[np.u
 
 @njit(cache=True)
 def _codes(words):  # type: ignore[no-untyped-def]
-    """What the signs of groups (a word's bytes) say to `_add_entries`: the first's sign, and the others' times that."""
+    """Returns the codes of groups (a word's bytes) for `_add_entries`: the first's sign, and the others' times that."""
     codes = np.empty_like(words)
     for q in range(len(words)):
         for i in range(words.shape[1]):
@@ -123,7 +123,7 @@ def _signed(words, coefficients):  # type: ignore[no-untyped-def]
 
 
 def signs(pairs: Pairs, domain: Domain, start: int, count: int) -> Floats:
-    """Signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count)."""
+    """Returns signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count)."""
     return _signed(_across(pairs, domain, start, count), np.ones(len(pairs), np.float32))
 
 
@@ -219,7 +219,7 @@ def _fill_together(out, share, lefts, rights):  # type: ignore[no-untyped-def]
 
 
 def total(pairs: Pairs, matrix: Matrix, first: int, last: int) -> Floats:
-    """The sum on rows first..last of a matrix, shape (last - first, columns)."""
+    """Returns the sum on rows first..last of a matrix, shape (last - first, columns)."""
     out = (np.empty if len(pairs) else np.zeros)((last - first, matrix.columns), dtype=np.float32)
     lefts = _across(pairs, Domain.LEFT, matrix.start + first, len(out))
     rights = _across(pairs, Domain.RIGHT, matrix.start, matrix.columns + -matrix.columns % _WIDTH)

@@ -32,7 +32,7 @@ PAIR = np.dtype([("seed", "u8"), ("k", "i8"), ("j", "i8"), ("coefficient", "f4")
 
 
 def pairs_of(spec: Spec, directions: Any, coefficients: Any = 1.0) -> Pairs:
-    """The pairs of some directions, each of which has one coefficient for all of its pairs."""
+    """Returns the pairs of some directions, each of which has one coefficient for all of its pairs."""
     found = np.empty((spec.rank, len(directions)), dtype=PAIR)
     found["seed"], found["k"], found["j"] = spec.seed, directions, np.arange(spec.rank)[:, None]
     found["coefficient"] = coefficients
@@ -40,7 +40,7 @@ def pairs_of(spec: Spec, directions: Any, coefficients: Any = 1.0) -> Pairs:
 
 
 def pairs(parts: Sequence[Part]) -> Pairs:
-    """All pairs of a sum that are not multiplied by zero, in order."""
+    """Returns all pairs of a sum that are not multiplied by zero, in order."""
     found = [np.empty(0, dtype=PAIR)]
     for spec, first, coefficients in parts:
         scaled = np.asarray(coefficients, dtype=np.float32) * np.float32(1 / sqrt(spec.rank))
@@ -50,19 +50,19 @@ def pairs(parts: Sequence[Part]) -> Pairs:
 
 
 def factor(seed: int, domain: Domain, k: int, j: int, start: int, count: int) -> Floats:
-    """`count` signs of u_j or w_j of a matrix whose first element has index `start`."""
+    """Returns `count` signs of u_j or w_j of a matrix whose first element has index `start`."""
     first = (j << PLACE) + start
     return reference.signs(seed, domain, k, first, first + count)
 
 
 def signs(pairs: Pairs, domain: Domain, start: int, count: int) -> Floats:
-    """Signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count)."""
+    """Returns signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count)."""
     rows = [factor(seed, domain, k, j, start, count) for seed, k, j, _ in pairs.tolist()]
     return np.stack(rows) if rows else np.zeros((0, count), dtype=np.float32)
 
 
 def total(pairs: Pairs, matrix: Matrix, first: int, last: int) -> Floats:
-    """The sum on rows first..last of a matrix, shape (last - first, columns)."""
+    """Returns the sum on rows first..last of a matrix, shape (last - first, columns)."""
     out = np.zeros((last - first, matrix.columns), dtype=np.float32)
     for begin in range(0, len(pairs), GROUP):
         group = np.zeros_like(out)
@@ -75,7 +75,7 @@ def total(pairs: Pairs, matrix: Matrix, first: int, last: int) -> Floats:
 
 
 def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row: int) -> NDArray[np.float64]:
-    """<u_j w_j^T, x> for the r pairs of each direction first + i, i < count, on rows row, row + 1, ... of a matrix.
+    """Returns <u_j w_j^T, x> for the r pairs of each direction first + i, i < count, on rows row, row + 1, ...
 
     Single precision along a row: groups of eight columns, each added up column by column, one group after the other.
     Double precision across rows: tiles of sixteen (row index div 16), each added up row by row, one tile after the

@@ -75,7 +75,7 @@ def _fill(table, pairs, out, jobs, ELEMENTS: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit(do_not_specialize=["jobs", "scale_bits"])
 def _sum(table, signs, factors, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile of a matrix: the sum over all pairs, eight at a time, and what becomes of it; for each job of a table.
+    """Moves a tile of a matrix by the sum over all pairs, eight at a time, for each job of a table.
 
     `factors` are the coefficients; `HOW` is that of `fedseed.randomness.kernels.triton._add_up`, without a kind.
     """
@@ -165,7 +165,7 @@ class Records:
         self.coefficients[: self.count] = pairs["coefficient"]
 
     def patterns(self, domain: Domain, start: int, count: int, device: torch.device) -> torch.Tensor:
-        """Signs of elements start, start + 1, ..., eight pairs to a byte: shape (groups, count)."""
+        """Returns signs of elements start, start + 1, ..., eight pairs to a byte: shape (groups, count)."""
         out = torch.empty(self.groups * count, dtype=torch.uint8, device=device)
         _filled([(0, self.count, count, start, int(domain), 0)], sent(self.numbers, device), out)
         return out.view(self.groups, count)
@@ -233,7 +233,7 @@ def _move_wave(jobs: Sequence[tuple[Job, Matrix, int, int]], scale: float, round
 
 
 def signs(pairs: Pairs, domain: Domain, start: int, count: int, device: torch.device | None = None) -> torch.Tensor:
-    """Signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count), float32."""
+    """Returns signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count), float32."""
     patterns = Records(pairs).patterns(domain, start, count, device or default_device())
     places = torch.arange(GROUP, dtype=torch.uint8, device=patterns.device)
     bits = (patterns[:, None] >> places[:, None]) & 1
@@ -271,7 +271,7 @@ def products(
 
 
 def _by_columns(signs: torch.Tensor, count: int) -> torch.Tensor:
-    """Bytes of eight columns for each pair, shape (groups of columns, pairs), from bytes of eight pairs a column."""
+    """Returns bytes of eight columns a pair, shape (groups of columns, pairs), from bytes of eight pairs a column."""
     groups = -(-signs.shape[1] // GROUP)
     out = torch.zeros(groups, count, dtype=torch.uint8, device=signs.device)
     for t in range(GROUP):

@@ -21,7 +21,7 @@ FEW = 16
 
 
 def _on_vectors(spec: Spec) -> Spec:
-    """What low-rank directions are on tensors of one dimension."""
+    """Returns what low-rank directions are on tensors of one dimension."""
     return Spec("rademacher", spec.seed, 1)
 
 
@@ -68,7 +68,7 @@ class Kernels:
         return entries.cpu().numpy() if self.TENSORS else entries
 
     def combine(self, prepared: Any, start: int, stop: int) -> Any:
-        """The sum over elements start..stop."""
+        """Returns the sum over elements start..stop."""
         if self.TENSORS:
             out = self._flat.empty(stop - start)
             self.move_all([Job(out, out, "total", prepared, start)], 1.0)
@@ -78,7 +78,7 @@ class Kernels:
         return out
 
     def signs(self, spec: Spec, directions: Sequence[int], domain: Domain, start: int, count: int, *device: Any) -> Any:
-        """Signs start, start + 1, ... that low-rank directions are made of, shape (directions, rank, count).
+        """Returns signs start, start + 1, ... that low-rank directions are made of, shape (directions, rank, count).
 
         Args:
             spec: the basis, "lowrank".
@@ -186,7 +186,7 @@ class Kernels:
         return first, values.reshape(last - first, columns)
 
     def project_finish(self, spec: Spec, first: int, count: int, sums: Any) -> Floats:
-        """The products, from what `project_sums` returned (or the sum of several such)."""
+        """Returns the products, from what `project_sums` returned (or the sum of several such)."""
         sums = sums if isinstance(sums, np.ndarray) else sums.cpu().numpy()
         if spec.name != "lowrank":
             return project_finish(spec, first, count, sums)

@@ -86,7 +86,7 @@ class _Target(NamedTuple):
 
 @triton.jit
 def philox_words(block, k, domain, key0, key1):  # type: ignore[no-untyped-def]
-    """The four words of Philox blocks; `block` (int64) and `k` (uint32) may be scalars or tiles that broadcast."""
+    """Returns four words of Philox blocks; `block` (int64) and `k` (uint32) are scalars or tiles that broadcast."""
     c0 = block.to(tl.uint32)
     c1 = (block >> 32).to(tl.uint32)
     c2 = k
@@ -146,7 +146,7 @@ def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _drawn(block, k, key0, key1, mass, bound, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The four entries of blocks of a `normal` or `truncated_normal` direction."""
+    """Returns the four entries of blocks of a `normal` or `truncated_normal` direction."""
     w0, w1, w2, w3 = philox_words(block, k, 0, key0, key1)
     if KIND == _NORMAL:
         e0, e1 = _box_muller(w0, w1)
@@ -162,7 +162,7 @@ def _drawn(block, k, key0, key1, mass, bound, KIND: tl.constexpr):  # type: igno
 
 @triton.jit
 def _unit(at):  # type: ignore[no-untyped-def]
-    """A unit's key (two words), number, mass and bound."""
+    """Returns a unit's key (two words), number, mass and bound."""
     key0 = tl.load(at).to(tl.uint32, bitcast=True)
     key1 = tl.load(at + 1).to(tl.uint32, bitcast=True)
     number = tl.load(at + 2).to(tl.uint32, bitcast=True)
@@ -173,7 +173,7 @@ def _unit(at):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def job_of(table, jobs, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The row of a table, `WIDTH` numbers wide, that this program works on: the last whose first program it is."""
+    """Returns the row of a table, `WIDTH` wide, that this program works on: the last whose first program it is."""
     me = tl.program_id(0)
     lo = me * 0
     hi = lo + jobs
@@ -188,7 +188,7 @@ def job_of(table, jobs, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def pointer(at, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The address that a table has at `at`. 16-bit dtypes are given as their bits."""
+    """Returns the address that a table has at `at`. 16-bit dtypes are given as their bits."""
     address = tl.load(at)
     if ALIGNED:
         address = tl.multiple_of(address, 16)
@@ -208,7 +208,7 @@ def read(x, p, inside, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rounded(value, word, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The nearest number that the dtype has; with `DRAW` one of the two next to it, by a random word."""
+    """Returns the nearest number that the dtype has; with `DRAW` one of the two next to it, by a random word."""
     if DTYPE == _BRAIN:
         bits = value.to(tl.uint32, bitcast=True)
         magnitude = bits & 0x7FFFFFFF
@@ -244,7 +244,7 @@ def write(out, p, inside, value, DTYPE: tl.constexpr):  # type: ignore[no-untype
 
 @triton.jit
 def _word_of(element, words):  # type: ignore[no-untyped-def]
-    """The random word by which an element is rounded; `words` are the step and the key's words."""
+    """Returns the random word by which an element is rounded; `words` are the step and the key's words."""
     turn, key0, key1 = tl.load(words), tl.load(words + 1), tl.load(words + 2)
     w0, w1, w2, w3 = philox_words(element >> 2, turn.to(tl.uint32), _ROUNDING, key0.to(tl.uint32), key1.to(tl.uint32))
     i = element & 3
@@ -253,7 +253,7 @@ def _word_of(element, words):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def moved(old, total, scale, element, words, DTYPE: tl.constexpr, DRAW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A sum; or weights with scale * total added."""
+    """Returns a sum, or weights with scale * total added."""
     if DTYPE == TOTAL:
         value = total
     else:
@@ -266,7 +266,7 @@ def moved(old, total, scale, element, words, DTYPE: tl.constexpr, DRAW: tl.const
 
 @triton.jit(do_not_specialize=["jobs", "scale_bits"])
 def _add_up(table, sums, jobs, scale_bits, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile of one of the jobs of a table: the sums over all units of its steps, and what becomes of them.
+    """Moves a tile of one of the jobs of a table by the sums over all units of its steps.
 
     A job's run has `size` elements, the first of which is element `start` of the vector. Each step is rounded. `HOW`:
     kind + 4 dtype + 32 for words to round by + 64 where all addresses, sizes and starts are multiples of 16.
@@ -383,7 +383,7 @@ def _draw(out, values, words, size, start, DTYPE: tl.constexpr, TILE: tl.constex
 
 @triton.jit
 def _run_of(row, A: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A run's operands, its size, and the index of its first element."""
+    """Returns a run's operands, its size, and the index of its first element."""
     return pointer(row + 1, A, False), pointer(row + 2, B, False), tl.load(row + 3), tl.load(row + 4)
 
 
@@ -472,7 +472,7 @@ def _products(table, units, sums, jobs, split, HOW: tl.constexpr, DIRECTIONS: tl
 
 @triton.jit(do_not_specialize=["jobs"])
 def _squares(table, units, sums, jobs, HOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The squares of a chunk of a run, added up in double precision. `HOW`: that of `_products`."""
+    """Adds up the squares of a chunk of a run in double precision. `HOW`: that of `_products`."""
     row, c = job_of(table, jobs, _RUN)
     a, b, size, start = _run_of(row, HOW // 4 % 8, HOW // 32)
     p = (tl.load(row + 5) + c) * CHUNK - start + tl.arange(0, CHUNK)
@@ -532,7 +532,7 @@ def _add_rows(table, sums, out, jobs, COLUMNS: tl.constexpr):  # type: ignore[no
 
 
 def _interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels."""
+    """Returns whether Triton's interpreter runs the kernels."""
     return not isinstance(_add_up, triton.runtime.JITFunction)
 
 
@@ -556,7 +556,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, **con
 
 
 def int_bits(value: Any, dtype: Any = np.float32) -> int:
-    """The 32 bits of a float or an unsigned word as an int32: always of the same type to the compiler."""
+    """Returns the 32 bits of a float or an unsigned word as an int32: always of the same type to the compiler."""
     return int(np.array(value, dtype=dtype).view(np.int32))
 
 
@@ -576,19 +576,19 @@ class Prepared:
         self._on: dict[torch.device, torch.Tensor] = {}
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """The numbers on a device."""
+        """Returns the numbers on a device."""
         if device not in self._on:
             self._on[device] = sent(self.numbers, device)
         return self._on[device]
 
 
 def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """An array as a tensor on a device; a copy that nobody waits for."""
+    """Returns an array as a tensor on a device; a copy that nobody waits for."""
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def _about(spec: Spec, number: int, length: int) -> list[int]:
-    """What `_unit` reads: bits of the key's words, a number, and bits of erf(a / sqrt 2) and a."""
+    """Returns what `_unit` reads: bits of the key's words, a number, and bits of erf(a / sqrt 2) and a."""
     words = (*split_seed(spec.seed), number)
     limits = reference.truncated_normal_constants(length) if spec.name == "truncated_normal" else (0.0, 0.0)
     return [*(int_bits(word, np.uint32) for word in words), *map(int_bits, limits)]
@@ -618,7 +618,7 @@ def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) ->
 
 
 def _units(kind: int, parts: Sequence[Part], length: int) -> list[tuple[list[int], NDArray[np.int32]]]:
-    """What `_unit` reads and the payload, for each unit of a sum."""
+    """Returns what `_unit` reads and the payload, for each unit of a sum."""
     units = []
     for spec, first, coefficients in parts:
         if spec.name == "hadamard":
@@ -636,7 +636,7 @@ def _units(kind: int, parts: Sequence[Part], length: int) -> list[tuple[list[int
 
 
 def table_of(rows: Sequence[Sequence[int]], programs: Sequence[int], device: torch.device) -> tuple[torch.Tensor, int]:
-    """A table of jobs, each row after the number of its first program, on a device; and how many programs there are."""
+    """Returns a table of jobs on a device, each row after its first program's number, and the number of programs."""
     ends = np.cumsum(programs, dtype=np.int64)
     table = np.concatenate([(ends - programs)[:, None], np.array(rows, dtype=np.int64)], axis=1)
     return sent(table, device), int(ends[-1])
@@ -683,7 +683,7 @@ def move_all(jobs: Sequence[Job], scale: float, rounding: tuple[int, int] | None
 
 
 def rounding_words(rounding: tuple[int, int] | None) -> list[int]:
-    """The step and the key's words that numbers are rounded by."""
+    """Returns the step and the key's words that numbers are rounded by."""
     seed, step = rounding or (0, 0)
     return [step, *map(int, split_seed(seed))]
 
@@ -819,7 +819,7 @@ class _Sums:
         return begin
 
     def carried_out(self, sums: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The sums, one after the other, or added to `out`; `sums` itself where there is nothing to add up."""
+        """Returns the sums, one after the other, or added to `out`; `sums` itself where there is nothing to add up."""
         if not self._jobs or (out is None and all(rows == 1 for _, rows, *_ in self._jobs)):
             return sums
         if out is None:
