@@ -117,7 +117,7 @@ def test_without_keys_nothing_is_checked(tmp_path, keys):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [("", "there is no NKEY seed"), ("SUnothing", "not an NKEY seed"), ("{seed}\ncoordinator UABC", "line 2: not a"),
-     ("{seed}\nclient a {public}X", "line 2: not a"), ("\xff\xfe", "not a key file"),
+     ("{seed}\nclient a {public}X", "line 2: not a"), ("\xc3\xa9", "not a key file"),
      ("# mine\n\n{seed}\nclient a {other}", "line 4: not a public NKEY")],
 )  # fmt: skip
 def test_what_is_no_key_file(text, problem, tmp_path, keys):
