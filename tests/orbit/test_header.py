@@ -121,10 +121,9 @@ def test_format_2_called_a_learning_rate_rate(monkeypatch):
 
 def test_what_tells_two_headers_apart():
     assert PLAIN.differences(replace(PLAIN, base="elsewhere", base_folder="/x", first=2)) == []
-    other = replace(
-        PLAIN, digest_kind="blake2b-tree", base_digest="11" * 16, dtype="bfloat16", method=FeedSign(batch=2)
-    )
-    kind, apart = "digest_kind: blake2b, blake2b-tree", ["dtype: float32, bfloat16", "method.batch: 1, 2"]
+    tree = {"digest_kind": "blake2b-tree", "base_digest": "11" * 16, "dtype": "bfloat16", "classes": ("cat",)}
+    other, kind = replace(PLAIN, **tree, method=FeedSign(batch=2)), "digest_kind: blake2b, blake2b-tree"
+    apart = ["dtype: float32, bfloat16", "method.batch: 1, 2", "classes: (), ('cat',)"]
     assert PLAIN.differences(other) == [kind, *apart]
     base = f"base_digest: {'00' * 16}, {'11' * 16}"
     assert PLAIN.differences(replace(other, digest_kind="blake2b")) == [base, *apart]
