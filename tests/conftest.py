@@ -9,20 +9,14 @@ import asyncio
 import inspect
 import signal
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import settings
 
 # what imports torch, fixtures import: the process that deals out tests to others never needs it
 from support.classification_files import write_original
-from support.instruction_files import (
-    write_alpaca,
-    write_code_alpaca,
-    write_dolly,
-    write_gsm8k,
-    write_lines,
-    write_natural_instructions,
-)
+from support.instruction_files import WRITERS, write_natural_instructions
 from support.tiers import SLOW
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: what tests start must hear Ctrl-C
@@ -116,24 +110,7 @@ def natural_instructions(tmp_path):
 @pytest.fixture
 def instruction_data(tmp_path):
     """Writes a small data set of instructions in its original form, by its task's name, and returns its path."""
-    return {
-        "dolly-15k": lambda **counts: write_dolly(tmp_path / "databricks-dolly-15k.jsonl", **counts),
-        "alpaca": lambda **counts: write_alpaca(tmp_path / "alpaca_data.json", **counts),
-        "code-alpaca": lambda **counts: write_code_alpaca(tmp_path / "rosetta_alpaca.json", **counts),
-        "gsm8k": lambda **counts: write_gsm8k(tmp_path / "gsm8k", **counts),
-    }
-
-
-@pytest.fixture
-def own_folder(tmp_path):
-    """Writes a folder of one jsonl file per client, by its name and rows, and returns it."""
-
-    def write(**clients):
-        for name, rows in clients.items():
-            write_lines(tmp_path / "own" / f"{name}.jsonl", rows)
-        return tmp_path / "own"
-
-    return write
+    return {name: partial(write, tmp_path) for name, write in WRITERS.items()}
 
 
 # -- data sets in their original files, made by us -----------------------------------------------------------------

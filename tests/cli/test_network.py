@@ -14,23 +14,14 @@ from fedseed.cli.network import describe
 from fedseed.transport import nats_connection
 from support.command import refused, well
 from support.forked import fedseed_forked
-from support.network import until
+from support.network import free_port, until
 
 RECIPE = """
 rounds = 6
-[task]
-clients = 3
-examples = 8
-evaluation = 1
-unseen = 1
-[federation]
-joint = false
-[method]
-name = "feedsign"
-batch = 2
-[evaluation]
-every = 3
-rouge = false
+task = {clients = 3, examples = 8, evaluation = 1, unseen = 1}
+federation = {joint = false}
+method = {name = "feedsign", batch = 2}
+evaluation = {every = 3, rouge = false}
 """
 FEEDSIGN = {"method": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8}, "rounds": 30,
             "evaluation": {"every": 10}}  # fmt: skip
@@ -45,9 +36,7 @@ def recipe(tmp_path):
 
 def test_servers_that_are_not_there(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(nats_connection, "CONNECT_SECONDS", 1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serve = ("serve", recipe, "--out", tmp_path / "run", "--nats")
     why = f"fedseed: 127.0.0.1:{port}: can't be reached: nothing listens there; is nats-server running?\n"
     refused(1, why, *serve, f"nats://127.0.0.1:{port}")

@@ -5,21 +5,14 @@ import json
 import pytest
 
 from support.command import refused, well
-from support.instruction_files import write_lines
+from support.instruction_files import rows, write_clients
 
 RECIPE = """
 title = "tiny"
 rounds = 1
-[task]
-name = "files"
-path = "data"
-[method]
-name = "ferret"
-directions = 20
-[method.training]
-steps = 1
-[evaluation]
-rouge = false
+task = {name = "files", path = "data"}
+method = {name = "ferret", directions = 20, training.steps = 1}
+evaluation = {rouge = false}
 """
 
 
@@ -27,9 +20,7 @@ rouge = false
 def place(tmp_path_factory):
     """A folder with a recipe, its data and a finished run; what the run said."""
     folder = tmp_path_factory.mktemp("place")
-    for name in ("anna", "bert"):
-        rows = [{"prompt": f"say {i}:", "completion": f" {i}"} for i in range(4)]
-        write_lines(folder / "data" / f"{name}.jsonl", rows)
+    write_clients(folder / "data", anna=rows("say", 4), bert=rows("say", 4))
     (folder / "my.toml").write_text(RECIPE)
     return folder, well("run", "my.toml", "--json", cwd=folder)
 

@@ -27,14 +27,9 @@ pytestmark = pytest.mark.long  # real runs, exported
 RECIPE = """
 rounds = 3
 seed = 5
-[model]
-base = "{base}"
-[task]
-name = "files"
-path = "data"
-[evaluation]
-every = 1
-max_new_tokens = 2
+model.base = "{base}"
+task = {{name = "files", path = "data"}}
+evaluation = {{every = 1, max_new_tokens = 2}}
 [method]
 name = "{method}"
 {settings}
@@ -158,15 +153,6 @@ def test_evaluation_gives_what_the_run_measured(place, exported, method):
     assert again["metrics"]["files"] == pytest.approx(summary(place, method)["final"], rel=1e-4)
 
 
-def test_what_can_not_be_evaluated(place, exported):
-    for words, code, text in (
-        ([exported / "ferret"], 2, "give --recipe, or --task NAME"),
-        (["runs/ferret", "--task", "nothing"], 2, "--task nothing: choose one of"),
-        (["runs/ferret", "--task", "digits"], 2, "needs an image classifier"),
-    ):
-        refused(code, text, "evaluate", *words, cwd=place)
-
-
 # -- generate ------------------------------------------------------------------------------------------------------
 
 
@@ -210,17 +196,20 @@ def test_a_conversation(place, exported, tmp_path, monkeypatch):
     assert talk.stdout.startswith(f"> {first}\n> ")
 
 
-def test_what_can_not_be_generated(place, tmp_path, monkeypatch, image_base):
+def test_what_can_not_be_evaluated_or_generated(place, exported, monkeypatch, image_base):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     long = "word " * 3000
     for words, code, text in (
-        (["runs/ferret"], 2, "no prompt"),
-        (["runs/ferret", "a", "--file", "b"], 2, "a PROMPT or --file"),
-        (["runs/ferret", "--file", "none.txt"], 2, "none.txt: can't be read"),
-        (["runs/ferret", long], 1, "positions: shorten it"),
-        ([image_base("vit"), "a"], 2, "writes no text"),
+        (["evaluate", exported / "ferret"], 2, "give --recipe, or --task NAME"),
+        (["evaluate", "runs/ferret", "--task", "nothing"], 2, "--task nothing: choose one of"),
+        (["evaluate", "runs/ferret", "--task", "digits"], 2, "needs an image classifier"),
+        (["generate", "runs/ferret"], 2, "no prompt"),
+        (["generate", "runs/ferret", "a", "--file", "b"], 2, "a PROMPT or --file"),
+        (["generate", "runs/ferret", "--file", "none.txt"], 2, "none.txt: can't be read"),
+        (["generate", "runs/ferret", long], 1, "positions: shorten it"),
+        (["generate", image_base("vit"), "a"], 2, "writes no text"),
     ):
-        refused(code, text, "generate", *words, cwd=place)
+        refused(code, text, *words, cwd=place)
 
 
 # -- bases and the hub ---------------------------------------------------------------------------------------------

@@ -47,26 +47,17 @@ def test_models_of_another_kind_are_refused(case, saved, masked_base):
     assert "\n" not in str(caught.value) and f'model.base = "{folder}"' in str(caught.value)
 
 
-@pytest.fixture
-def open_llama(tmp_path):
-    """As the hub has it: a .bin, and sentencepiece's tokenizer.model in place of tokenizer.json."""
-
-    def make(tokenizer):
-        folder = write_base("openlm-research/open_llama_3b", tmp_path / "llama")
-        (folder / "tokenizer.json").unlink()
-        (folder / "tokenizer.model").write_bytes(tokenizer)
-        return str(folder)
-
-    return make
-
-
-def test_a_tokenizer_of_sentencepiece_is_read(open_llama):
+def test_a_tokenizer_of_sentencepiece_is_read(tmp_path):
+    """OpenLLaMA as the hub has it: a .bin, and sentencepiece's tokenizer.model in place of tokenizer.json."""
     sentencepiece, made = pytest.importorskip("sentencepiece"), io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line for line in TEXT.split("\n") if line] * 20), model_writer=made, vocab_size=340,
         model_type="bpe", byte_fallback=True, hard_vocab_limit=False, unk_id=0, bos_id=1, eos_id=2, minloglevel=2,
     )  # fmt: skip
-    _, tokenizer = load_model(open_llama(made.getvalue()))
+    folder = write_base("openlm-research/open_llama_3b", tmp_path / "llama")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(made.getvalue())
+    _, tokenizer = load_model(str(folder))
     ids = tokenizer("Write a zebra é", add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids) == "Write a zebra é" and tokenizer.eos_token_id == 2
 

@@ -26,11 +26,6 @@ def federation(model, tokenizer, datasets, **settings):
     return Federation(model, datasets, FeedSign(**METHOD), tokenizer=tokenizer, rounds=3, seed=5, **settings)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return str(text_bases.write(tmp_path_factory.mktemp("base") / "base", "llama"))
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["lists", "datasets"])
 def test_rows_give_the_digest_of_the_recipe_with_their_files(form, kind, base, tmp_path):

@@ -18,7 +18,6 @@ from fedseed.orbit.card import Facts
 from fedseed.orbit.export import export_model
 from fedseed.orbit.file import write_orbit
 from fedseed.orbit.record import ending, packed
-from support import text_bases
 from support.chat_bases import LLAMA, chat_base
 from support.command import refused
 
@@ -161,12 +160,11 @@ def test_what_is_wrong_is_said_as_openai_says_it(chats):
         assert complete(model="rome", prompt="a", max_tokens=3, echo=False, logprobs=None).choices
 
 
-def test_requests_beyond_what_waits_and_weights_that_are_wrong_are_told(tmp_path, monkeypatch):
+def test_requests_beyond_what_waits_and_weights_that_are_wrong_are_told(base, tmp_path, monkeypatch):
     from starlette.testclient import TestClient
 
     from fedseed.own import server
 
-    base = str(text_bases.write(tmp_path / "base", "llama"))
     run = tuned(base, tmp_path / "run", 1, ["the film was great"])
     orbit = Orbit.open(run / "model.orbit")
     steps = [Record(r.round, r.payload, "12" * 16) for r in orbit.records]
@@ -183,10 +181,9 @@ def test_requests_beyond_what_waits_and_weights_that_are_wrong_are_told(tmp_path
     assert full.status_code == 503 and full.json()["error"]["type"] == "server_error"
 
 
-def test_names_are_those_of_folders_and_files_and_each_is_one_model(tmp_path):
+def test_names_are_those_of_folders_and_files_and_each_is_one_model(base, tmp_path):
     from fedseed.own.server import named
 
-    base = str(text_bases.write(tmp_path / "base", "llama"))
     run = tuned(base, tmp_path / "bird", 1, ["the film was great"])
     (tmp_path / "star.orbit").write_bytes((run / "model.orbit").read_bytes())
     assert list(named([str(run), str(tmp_path / "star.orbit"), f"mine={run}"])) == ["bird", "star", "mine"]

@@ -15,12 +15,6 @@ from fedseed.orbit.card import Facts
 from fedseed.orbit.export import export_model
 from fedseed.orbit.file import write_orbit
 from fedseed.orbit.record import ending, packed
-from support import text_bases
-
-
-def closure(model, seed):
-    ids = torch.randint(4, 20, (2, 6), generator=torch.Generator().manual_seed(seed))
-    return lambda: model(input_ids=ids, labels=ids).loss
 
 
 def tuned(base, path, seed, method, trainable=None):
@@ -31,15 +25,15 @@ def tuned(base, path, seed, method, trainable=None):
             parameter.requires_grad_(trainable in name)
     with fedseed.ZOOptimizer(model, method, seed=seed, orbit=path, base=base) as optimizer:
         for step in range(6):
-            optimizer.step(closure(model, 10 * seed + step))
+            ids = torch.randint(4, 20, (2, 6), generator=torch.Generator().manual_seed(10 * seed + step))
+            optimizer.step(lambda ids=ids: model(input_ids=ids, labels=ids).loss)
     return path
 
 
 @pytest.fixture(scope="module")
-def orbits(tmp_path_factory):
+def orbits(base, tmp_path_factory):
     """Orbits of every way in which a step moves weights, of a whole model and of parts; and a federation's."""
     folder = tmp_path_factory.mktemp("orbits")
-    base = str(text_bases.write(folder / "base", "llama"))
     methods = [MeZO(learning_rate=1e-3), MeZO(learning_rate=1e-2, optimizer="adam"), FeedSign(learning_rate=1e-2),
                MeZO(learning_rate=1e-3, small_steps="stochastic"), MeZO(learning_rate=1e-3, small_steps="from-base"),
                ZOFedSGD(learning_rate=1e-3), MeZO(learning_rate=1e-3, basis="hadamard")]  # fmt: skip

@@ -62,11 +62,6 @@ class Own(Trainer):
         return model(**inputs).loss
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return str(text_bases.write(tmp_path_factory.mktemp("base") / "base", "llama"))
-
-
 def recipe(base, folder, method, **more):
     settings = {
         "feedsign": {"name": "feedsign", "batch": 2, "learning_rate": 1e-3},

@@ -9,6 +9,7 @@ from fedseed.randomness import stream
 from fedseed.randomness.stream import Domain, derive, permutation, philox4x32, sample, uniform_integers, words
 
 ONES = 0xFFFFFFFF
+PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0)  # digits of it
 
 
 @pytest.mark.parametrize(
@@ -16,11 +17,7 @@ ONES = 0xFFFFFFFF
     [
         ((0, 0, 0, 0), (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
         ((ONES,) * 4, (ONES, ONES), "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        (
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xA4093822, 0x299F31D0),
-            "d16cfe09 94fdcceb 5001e420 24126ea1",
-        ),
+        (*PI, "d16cfe09 94fdcceb 5001e420 24126ea1"),
     ],
 )
 def test_known_answers_of_philox(counter, key, answer):

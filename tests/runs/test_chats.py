@@ -7,7 +7,7 @@ from fedseed.objectives.generation import generate
 from fedseed.runs.recipe import read_recipe
 from support.chat_bases import END_OF_TURN, chat_base
 from support.heard import Heard
-from support.instruction_files import write_lines
+from support.instruction_files import write_clients
 from support.tiers import mark
 
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid"}
@@ -29,8 +29,7 @@ def chats(count):
 
 def recipe(folder, family, method="fedavg", rounds=2):
     chat_base(folder / "base", family)
-    for name in ("anna", "bert"):
-        write_lines(folder / "chats" / f"{name}.jsonl", chats(9))
+    write_clients(folder / "chats", anna=chats(9), bert=chats(9))
     path = folder / "my.toml"
     path.write_text(
         f'rounds = {rounds}\n[model]\nbase = "{folder}/base"\n[task]\nname = "files"\npath = "{folder}/chats"\n'
@@ -65,7 +64,7 @@ def test_a_run_on_chats_ends_in_a_model_that_answers(tmp_path, quickly, family):
 def test_a_client_without_a_usable_example_is_named_once_a_run(tmp_path, quickly):
     path = recipe(tmp_path, "llama", "ferret", rounds=3)
     long = [{"role": "user", "content": "a" * 400}, {"role": "assistant", "content": "b"}]
-    write_lines(tmp_path / "chats" / "cem.jsonl", [{"messages": long}])
+    write_clients(tmp_path / "chats", cem=[{"messages": long}])
     heard = Heard()
     result = Federation.from_file(path, ["evaluation.rouge=false"], progress=heard).run()
     assert [line for line in heard.said if "cem" in line] == [

@@ -10,6 +10,7 @@ from fedseed.models.loading import load_model
 from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.runs.recipe import packaged_recipes, read_recipe
 from support.text_bases import save
+from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -33,13 +34,7 @@ QUICK = ("small-ferret", "small-feedsign")
 LONG = ("small-fedavg", "small-fedkseed", "small-fedptuning")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.long if name in LONG else pytest.mark.slow)
-        for name in SMALL
-    ],
-)
+@pytest.mark.parametrize("name", mark(SMALL, lambda name: name not in QUICK and ("slow", "long")[name in LONG]))
 def test_every_method_names_its_devices(name, tiny, tmp_path):
     """Where whatever is made without a device of its own can't be used, a run is the same as everywhere else."""
     method = read_recipe(name).method.model_dump()

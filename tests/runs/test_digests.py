@@ -4,13 +4,14 @@ import shutil
 
 import pytest
 
-from fedseed import FedAvg, FeedSign, Orbit
+from fedseed import Orbit
 from fedseed.errors import OrbitError
 from fedseed.orbit import NO_DIGEST, edit
 from fedseed.reports.results import read_metrics
 from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
 from support.left import stop_after, without_seconds
+from support.worker_runs import RUNS
 
 TREE = {"digest": "blake2b-tree"}
 
@@ -35,12 +36,9 @@ def test_another_kind_changes_the_digests_and_nothing_else(problem, tmp_path):
     assert edit.differences(a, b) == ["digest_kind: blake2b, blake2b-tree"]
 
 
-@pytest.mark.parametrize("method", ["feedsign", "fedavg"])
-def test_a_run_is_taken_up_by_its_kind_and_by_no_other(problem, tmp_path, method):
-    made = {
-        "feedsign": FeedSign(learning_rate=1e-2, batch=8, basis="rademacher"),
-        "fedavg": FedAvg(training=problem.training),
-    }[method]
+@pytest.mark.parametrize("name", ["feedsign", "fedavg"])
+def test_a_run_is_taken_up_by_its_kind_and_by_no_other(problem, tmp_path, name):
+    made, _ = RUNS[name]
     whole = problem.federation(made, out=tmp_path / "whole", **TREE).run()
     stop_after(problem.federation(made, out=tmp_path / "run", **TREE), 4)
     shutil.copytree(tmp_path / "run", tmp_path / "other")

@@ -14,6 +14,7 @@ from fedseed.runs.joining import Loading, joining
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.transport.memory import Hub
 from support.instruction_files import rows, write_lines
+from support.left import before
 from support.together import Together
 
 NAMES = ("east", "north", "south")
@@ -78,13 +79,7 @@ def test_a_client_opens_its_own_file_only(folders, opened, tmp_path):
     together = Together(checked, lambda: hub.transport("run"))
     for name, load in loads.items():
         client = NetworkClient(together.way(), "run", load, 4)
-        measure = client.hosted.evaluate
-
-        def evaluate(model, measure=measure, name=name):
-            said.append(name)
-            return measure(model)
-
-        client.hosted.evaluate = evaluate
+        before(client.hosted, "evaluate", lambda model, name=name: said.append(name))
         together.begin(name, client.run)
     result = together.coordinate(tmp_path / "run").summary
     assert together.wait() == {expected["weights_digest"]} == {result["weights_digest"]}

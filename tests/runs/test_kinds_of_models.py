@@ -19,18 +19,11 @@ ADJECTIVES = ["great", "bad", "good", "terrible"]
 ROWS = [(f"the film was {ADJECTIVES[i % 4]}", ["positive", "negative"][i % 2]) for i in range(20)]
 RECIPE = """
 rounds = 1
-[model]
-base = "{base}"
-[task]
-name = "files"
-path = "{path}"
-clients = 2
-evaluation = 0.2
+model.base = "{base}"
+task = {{name = "files", path = "{path}", clients = 2, evaluation = 0.2}}
+evaluation = {{every = 1, max_new_tokens = 4}}
 [method]
 {method}
-[evaluation]
-every = 1
-max_new_tokens = 4
 """
 METHODS = {
     "ferret": 'name = "ferret"\ndirections = 200\ntraining = {learning_rate = 0.1, steps = 2}',

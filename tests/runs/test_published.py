@@ -15,16 +15,10 @@ from fedseed.orbit.header import flat
 from fedseed.runs.recipe import packaged_recipes, read_recipe
 from fedseed.weights.layout import ITEM_BYTES
 from support.classification_files import write_original
-from support.instruction_files import (
-    numbered,
-    write_alpaca,
-    write_code_alpaca,
-    write_dolly,
-    write_gsm8k,
-    write_natural_instructions,
-)
+from support.instruction_files import WRITERS, numbered, write_natural_instructions
 from support.pictures import write_cifar10, write_cifar100
 from support.published_bases import BASES, write_base
+from support.tiers import mark
 
 NAMES = [name for name in packaged_recipes() if name.startswith("published-")]
 
@@ -45,10 +39,8 @@ DATA = {
     "natural-instructions": lambda folder: write_natural_instructions(
         folder, train={f"task{n:03d}_copy": numbered(20 + n % 9, f"train {n}") for n in range(40)}
     ),
-    "dolly-15k": lambda folder: write_dolly(folder / "databricks-dolly-15k.jsonl", each=250),
-    "alpaca": lambda folder: write_alpaca(folder / "alpaca_data.json"),
-    "code-alpaca": lambda folder: write_code_alpaca(folder / "rosetta_alpaca.json"),
-    "gsm8k": write_gsm8k,
+    **WRITERS,
+    "dolly-15k": lambda folder: WRITERS["dolly-15k"](folder, each=250),
     "sst2": lambda folder: write_original("sst2", folder),
     "rte": lambda folder: write_original("rte", folder),
     "snli": lambda folder: write_original("snli", folder, train=120),
@@ -118,13 +110,7 @@ SLOW = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow if name in SLOW else pytest.mark.long)
-        for name in NAMES
-    ],
-)
+@pytest.mark.parametrize("name", mark(NAMES, lambda name: name not in QUICK and ("long", "slow")[name in SLOW]))
 def test_two_rounds_with_all_settings_but_sizes_as_published(name, made, tmp_path, without_pictures):
     published = read_recipe(name)
     task, method = published.task.name, published.method

@@ -7,7 +7,7 @@ import pytest
 from fedseed.actors import Cluster
 from fedseed.errors import RecipeError
 from support.command import fedseed
-from support.left import left_by
+from support.left import before, left_by
 from support.worker_runs import federation, workers
 
 ray = pytest.importorskip("ray")
@@ -48,17 +48,16 @@ def test_actors_that_are_killed_change_nothing(tmp_path, address, name):
     settings = {"rounds": 12}
     alone = left_by(federation(name, out=tmp_path / "alone", **settings).run().folder)
     run = federation(name, out=tmp_path / "shared", workers=there(address, name, 2), **settings)
-    opened, killed = run.coordinator.open, []
+    killed = []
 
-    def opening(number, *more):
+    def opening(number, *_):
         if len(killed) < 10:
             seat = run.team.seats[len(killed) % 2]
             if seat.process is not None:
                 ray.kill(seat.process._life)
                 killed.append(number)
-        return opened(number, *more)
 
-    run.coordinator.open = opening
+    before(run.coordinator, "open", opening)
     assert left_by(run.run().folder) == alone
     assert len(killed) == 10
 

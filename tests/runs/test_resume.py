@@ -10,34 +10,31 @@ from unittest import mock
 import pytest
 import torch
 
-from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, TopK, ZOFedSGD
+from fedseed import FedAvg, FedKSeed, FedSGD, FeedSign, Orbit, TopK, ZOFedSGD
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.methods.payload import Content
 from fedseed.orbit import edit
 from fedseed.reports.results import read_summary
 from fedseed.runs.costs import Downloads
 from support.heard import Heard
-from support.left import StoppedError, left_by, stop_after, without_seconds
+from support.left import StoppedError, before, left_by, stop_after, without_seconds
 from support.problem import TRAINING, Problem
 from support.tiers import mark
-from support.worker_runs import federation
+from support.worker_runs import FAST, RUNS, federation
 
 pytestmark = pytest.mark.usefixtures("quickly")
 
 
-FAST = {"basis": "rademacher", "batch": 8, "scale": 1e-3, "learning_rate": 1e-2}
 ELEVEN = {"rounds": 11, "evaluate_every": 4}
 MASTER = TRAINING.model_copy(update={"small_steps": "master"})
 METHODS = {
     "adam": (FeedSign(**FAST, optimizer="adam", votes_per_round=3), ELEVEN),
-    "fedavg-adam": (FedAvg(training=TRAINING, global_rate=0.05, server="adam"), {}),
+    **{name: RUNS[name] for name in ("fedavg-adam", "fedmezo", "fedmezo-tensors")},
     "ferret": (Problem().ferret(allocation="previous", blocks=2, training=MASTER), {}),
     "fedkseed": (FedKSeed(**FAST, candidates=64, steps=5), {}),
     "stochastic": (ZOFedSGD(**FAST, small_steps="stochastic"), ELEVEN),
     "fedsgd-momentum": (FedSGD(learning_rate=0.1, server="momentum"), {}),
     "topk": (TopK(share=0.1, feedback=0.9, training=TRAINING), {}),
-    "fedmezo": (FedMeZO(**FAST, steps=4, personal="loss-5"), {}),
-    "fedmezo-tensors": (FedMeZO(**FAST, steps=4, personal="update", travel="tensors"), {}),
 }
 
 
@@ -62,14 +59,12 @@ def test_killed_in_the_middle_of_a_round_clients_send_what_they_would_have(probl
     method = TopK(share=0.05, training=problem.training)
     whole = problem.federation(method, out=tmp_path / "whole").run()
     killed = problem.federation(method, out=tmp_path / "run")
-    close = killed.coordinator.close
 
     def closing():
         if killed.coordinator.steps == 3:
             raise StoppedError
-        return close()
 
-    killed.coordinator.close = closing
+    before(killed.coordinator, "close", closing)
     with pytest.raises(StoppedError):
         killed.run()
     assert any(path.name.endswith(".4.f4") for path in (tmp_path / "run" / "memory").iterdir())
@@ -162,14 +157,12 @@ def test_an_orbit_ahead_of_the_cost_of_its_rounds_is_refused(problem, tmp_path):
 def test_a_federation_runs_once_and_one_process_runs_in_a_folder(problem, tmp_path):
     federation = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=2)
     second = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=2)
-    evaluate = federation.hosted.evaluate
 
     def meanwhile(model):
         with pytest.raises(FedseedError, match="another process is running"):
             second.run(resume=True)
-        return evaluate(model)
 
-    federation.hosted.evaluate = meanwhile
+    before(federation.hosted, "evaluate", meanwhile)
     federation.run()
     with pytest.raises(FedseedError, match="make a new one"):
         federation.run(resume=True)

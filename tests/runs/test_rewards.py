@@ -8,24 +8,15 @@ from fedseed.models.loading import load_model
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs.recipe import read_recipe, stored_recipe
 from support.command import fedseed, well
-from support.instruction_files import rows, write_lines
+from support.instruction_files import rows, write_clients
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
 RECIPE = """rounds = 4
-[task]
-name = "files"
-path = "data"
-[method]
-name = "zo-fedsgd"
-learning_rate = 1e-3
-scale = 0.02
-[reward]
-function = "rewards.py:score"
-max_new_tokens = 3
-[evaluation]
-every = 2
-max_new_tokens = 3
+task = {name = "files", path = "data"}
+method = {name = "zo-fedsgd", learning_rate = 1e-3, scale = 0.02}
+reward = {function = "rewards.py:score", max_new_tokens = 3}
+evaluation = {every = 2, max_new_tokens = 3}
 """
 VOWELS = """
 def score(prompt, answer, example):
@@ -38,8 +29,7 @@ def score(prompt, answer, example):
 def place(tmp_path_factory):
     """A folder with a recipe, data and a reward function, and a run of them."""
     folder = tmp_path_factory.mktemp("rewards")
-    for client in ("east", "north"):
-        write_lines(folder / "data" / f"{client}.jsonl", rows(client, 12))
+    write_clients(folder / "data", east=rows("east", 12), north=rows("north", 12))
     (folder / "recipe.toml").write_text(RECIPE + "[federation]\njoint = false\n")
     (folder / "rewards.py").write_text(VOWELS)
     well("run", "recipe.toml", "--trust-plugins", cwd=folder)
@@ -85,7 +75,7 @@ def test_a_function_is_not_run_unasked(place):
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_wrong_table_is_named(place, sets, problem):
-    text = RECIPE.replace("learning_rate = 1e-3\nscale = 0.02\n", "") if "ferret" in sets[0] else RECIPE
+    text = RECIPE.replace(", learning_rate = 1e-3, scale = 0.02", "") if "ferret" in sets[0] else RECIPE
     (place / "wrong.toml").write_text(text)
     with pytest.raises(RecipeError, match=problem):
         read_recipe(place / "wrong.toml", sets, trust_plugins=True)

@@ -10,6 +10,7 @@ from fedseed.methods.payload import Content
 from fedseed.reports.results import RoundLine, read_metrics
 from fedseed.runs.costs import exchanged, merge_rounds, seconds_per_client
 from support.heard import Heard
+from support.left import before
 
 
 def test_byte_counts_are_those_of_the_encoded_messages(problem):
@@ -17,11 +18,8 @@ def test_byte_counts_are_those_of_the_encoded_messages(problem):
     federation = problem.federation(problem.ferret(seeds="per-client"))
     up, down, steps, synced = [], [], [], {}
     coordinator = federation.coordinator
-    receive, plans, close = coordinator.receive, coordinator.plans, coordinator.close
-
-    def counted_receive(data, sender):
-        up.append(len(data) - FRAME_BYTES)
-        receive(data, sender)
+    plans, close = coordinator.plans, coordinator.close
+    before(coordinator, "receive", lambda data, sender: up.append(len(data) - FRAME_BYTES))
 
     def counted_plans():
         made = plans()
@@ -35,7 +33,7 @@ def test_byte_counts_are_those_of_the_encoded_messages(problem):
         steps.append(len(message) - FRAME_BYTES)
         return message
 
-    coordinator.receive, coordinator.plans, coordinator.close = counted_receive, counted_plans, counted_close
+    coordinator.plans, coordinator.close = counted_plans, counted_close
     summary = federation.run().summary
     assert summary["payload_bytes_up"] == pytest.approx(sum(up) / len(up))
     assert summary["payload_bytes_down"] == pytest.approx(sum(down) / len(down))

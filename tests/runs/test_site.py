@@ -15,7 +15,7 @@ from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Chat, Choice, ClientData, Example, OwnData
 from fedseed.transport.base import Access
 from support.command import fedseed
-from support.instruction_files import write_lines
+from support.instruction_files import rows, write_clients, write_lines
 
 FORMS = {
     "prompt, completion": [{"prompt": f"{i} is", "completion": f" {i}"} for i in range(4)],
@@ -62,9 +62,8 @@ def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
     more = OwnData(tmp_path / "mine" / "a.jsonl", evaluation=0.0)
     assert Loading(recipe(), ["south"], own=more).data.evaluation == {"": []}
     # of several clients in a process each has its file
-    write_lines(tmp_path / "both" / "north.jsonl", FORMS["prompt, completion"])
-    write_lines(tmp_path / "both" / "south.jsonl", FORMS["instruction"][:2])
-    both = Loading(recipe(), ["*"], own=OwnData(tmp_path / "both")).data
+    folder = write_clients(tmp_path / "both", north=FORMS["prompt, completion"], south=FORMS["instruction"][:2])
+    both = Loading(recipe(), ["*"], own=OwnData(folder)).data
     assert [(client.name, len(client.examples)) for client in both.clients] == [("north", 3), ("south", 1)]
 
 
@@ -156,9 +155,7 @@ def test_where_the_list_comes_from(tmp_path):
 
 
 def test_in_one_process_the_folder_has_all_parties(tmp_path):
-    for name in ("b", "a", "c"):
-        rows = [{"prompt": f"{name}{i}", "completion": "1"} for i in range(4)]
-        write_lines(tmp_path / f"{name}.jsonl", rows)
+    write_clients(tmp_path, **{name: rows(name, 4) for name in "bac"})
     task = {"path": str(tmp_path), "evaluation": 0.5}
     two, more = (load_data(parties(task, clients=names)) for names in (["c", "a"], ["a", "b", "c"]))
     assert [client.name for client in two.clients] == ["c", "a"]

@@ -11,7 +11,7 @@ from fedseed.runs.assembly import build
 from fedseed.runs.loop import Run
 from fedseed.runs.recipe import read_recipe
 from support.heard import Heard
-from support.left import StoppedError
+from support.left import StoppedError, before
 from support.problem import Problem
 from support.tiers import SLOW
 
@@ -32,15 +32,12 @@ def scripted(out, method, losses, killed=None, place=None, **settings):
     )  # fmt: skip
 
     def wrap(owner, name, known):
-        original = getattr(owner, name)
-
-        def wrapped(*arguments):
+        def note(*arguments):
             at["round"] = known(*arguments)
             if (at["round"], name) == (killed, place):
                 raise StoppedError
-            return original(*arguments)
 
-        setattr(owner, name, wrapped)
+        before(owner, name, note)
 
     wrap(federation.coordinator, "open", lambda number, *_: number)
     wrap(federation, "publish", lambda step, line: line.round)  # the step is lost

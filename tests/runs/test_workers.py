@@ -14,7 +14,7 @@ from fedseed.runs.recipe import read_recipe
 from fedseed.runs.workers import Workers
 from support.command import well
 from support.documents import ROOT
-from support.left import left_by, stop_after
+from support.left import before, left_by, stop_after
 from support.network import until
 from support.tiers import mark
 from support.worker_runs import RUNS, die, endless, federation, workers
@@ -68,14 +68,7 @@ def test_the_command_with_workers_ends_with_the_same_files(tmp_path, words):
 def test_a_worker_that_is_killed_ends_the_run_and_resume_goes_on(tmp_path, name):
     whole = left_by(federation(name, out=tmp_path / "whole").run().folder)
     run = federation(name, out=tmp_path / "run", workers=workers(name, 2))
-    opened = run.coordinator.open
-
-    def opening(number, *more):
-        if number == 4:
-            run.team.seats[0].process.kill()
-        return opened(number, *more)
-
-    run.coordinator.open = opening
+    before(run.coordinator, "open", lambda number, *_: number == 4 and run.team.seats[0].process.kill())
     with pytest.raises(FedseedError, match=r"worker 1 died \(killed by SIGKILL, .*--resume goes on.*fewer --workers"):
         run.run()
     assert all(seat.process.exitcode is not None for seat in run.team.seats)

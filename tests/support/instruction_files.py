@@ -10,6 +10,13 @@ def write_lines(path, rows):
     return path
 
 
+def write_clients(folder, **clients):
+    """Write a jsonl file for each client, by its name and rows, and return the folder."""
+    for name, of_client in clients.items():
+        write_lines(folder / f"{name}.jsonl", of_client)
+    return folder
+
+
 def rows(name, count):
     """Prompts that say whose they are, each with a digit to answer."""
     return [{"prompt": f"{name} {i}:", "completion": f" {i * 7 % 10}"} for i in range(count)]
@@ -51,18 +58,19 @@ CATEGORIES = ("brainstorming", "classification", "closed_qa", "creative_writing"
               "information_extraction", "open_qa", "summarization")  # fmt: skip
 
 
-def write_dolly(path, each=12):
-    """Write a file in the form of databricks-dolly-15k.jsonl, so many rows of each category in turn."""
+def write_dolly(folder, each=12):
+    """Write databricks-dolly-15k.jsonl, so many rows of each category in turn, and return the file."""
     rows = [
         {"instruction": f"{c} {i}?", "context": f"About {i}." if i % 2 else "", "response": f"So {i}.", "category": c}
         for i in range(each)
         for c in reversed(CATEGORIES)
     ]
-    return write_lines(path, rows)
+    return write_lines(folder / "databricks-dolly-15k.jsonl", rows)
 
 
-def write_alpaca(path, count=40, input=""):
-    """Write a file in the form of alpaca_data.json: a list with an object per example."""
+def write_alpaca(folder, count=40, input=""):
+    """Write alpaca_data.json, a list with an object per example, and return the file."""
+    path = folder / "alpaca_data.json"
     rows = [{"instruction": f"Say {i}.", "input": input, "output": f"{i}"} for i in range(count)]
     path.write_text(json.dumps(rows, indent=4), encoding="utf-8")
     return path
@@ -71,8 +79,9 @@ def write_alpaca(path, count=40, input=""):
 LANGUAGES = ("C", "C#", "C++", "Go", "Java", "PHP", "Pascal", "Python", "Scala", "X86-64 Assembly")
 
 
-def write_code_alpaca(path, each=6):
-    """Write a file in the form of rosetta_alpaca.json: the language is the input."""
+def write_code_alpaca(folder, each=6):
+    """Write rosetta_alpaca.json, in which the language is the input, and return the file."""
+    path = folder / "rosetta_alpaca.json"
     said = [(i, language) for i in range(each) for language in LANGUAGES]
     rows = [{"instruction": f"Print {i}.", "input": name, "output": f"print\u00a0{i}"} for i, name in said]
     path.write_text(json.dumps(rows), encoding="utf-8")
@@ -86,3 +95,6 @@ def write_gsm8k(folder, train=30, test=6):
         rows = [{"question": f"{name}: {i} and {i}?", "answer": answer} for i, answer in enumerate(answers)]
         write_lines(folder / f"{name}.jsonl", rows)
     return folder
+
+
+WRITERS = {"dolly-15k": write_dolly, "alpaca": write_alpaca, "code-alpaca": write_code_alpaca, "gsm8k": write_gsm8k}

@@ -31,15 +31,24 @@ class StoppedError(Exception):
     pass
 
 
+def before(owner, name, act):
+    """Do something whenever an object's method is called, with its arguments, before it does its work."""
+    work = getattr(owner, name)
+
+    def both(*arguments):
+        act(*arguments)
+        return work(*arguments)
+
+    setattr(owner, name, both)
+
+
 def stop_after(federation, rounds, resume=False):
     """Lets a run die when the round after these begins."""
-    opened = federation.coordinator.open
 
-    def opening(number, *more):
+    def opening(number, *_):
         if number > rounds:
             raise StoppedError
-        return opened(number, *more)
 
-    federation.coordinator.open = opening
+    before(federation.coordinator, "open", opening)
     with pytest.raises(StoppedError):
         federation.run(resume=resume)

@@ -68,5 +68,6 @@ def tiered(axes, together=1, without=None, quick=None, slow=None):
 
 
 def mark(params, which, marker="slow"):
-    """The values of one argument, those for which `which` is true marked."""
-    return [pytest.param(p, marks=[getattr(pytest.mark, marker)]) if which(p) else p for p in params]
+    """The values of one argument, those for which `which` is true marked; a text that it returns is the marker."""
+    found = [(p, marker if which(p) is True else which(p)) for p in params]
+    return [pytest.param(p, marks=[getattr(pytest.mark, name)]) if name else p for p, name in found]

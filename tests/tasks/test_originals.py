@@ -88,16 +88,11 @@ def test_prompts_options_and_right_answers(name, original):
 
 def test_every_class_is_the_right_one(original):
     expected = {
-        "rte": [0, 1, 0, 1, 0, 1],  # entailment: Yes
-        "cb": [0, 1, 2, 0, 1, 2],
-        "boolq": [0, 1, 0, 1, 0, 1],  # true: Yes, the first option
-        "wsc": [1, 0, 1, 0, 1, 0],  # true: Yes, the second one
-        "wic": [1, 0, 1, 0, 1, 0],
+        **dict.fromkeys(("rte", "rte-mask", "boolq", "copa"), [0, 1] * 3),  # entailment, true: Yes, the first option
+        **dict.fromkeys(("wsc", "wic"), [1, 0] * 3),  # true: Yes, the second one
+        **dict.fromkeys(("cb", "snli"), [0, 1, 2] * 2),  # of snli: Yes, Maybe, No
         "multirc": [1, 0] * 6,
-        "copa": [0, 1, 0, 1, 0, 1],
-        "snli": [0, 1, 2, 0, 1, 2],  # Yes, Maybe, No
-        "mnli": [2, 0, 1, 2, 0, 1],
-        "rte-mask": [0, 1, 0, 1, 0, 1],
+        "mnli": [2, 0, 1] * 2,
         "sst5": [0, 1, 2, 3, 4, 0],
         "trec": [0, 1, 2, 3, 4, 5],
     }

@@ -10,7 +10,7 @@ from fedseed.errors import RecipeError
 from fedseed.tasks.data import Choice, Example
 from fedseed.tasks.own import FilesTask
 from fedseed.tasks.partition import IID, ByField, Dirichlet
-from support.instruction_files import write_lines
+from support.instruction_files import write_clients, write_lines
 
 ROWS = [{"prompt": f"q {i}", "completion": f' "a", {i}\nand more', "town": ("Bonn", "Ulm")[i % 2]} for i in range(20)]
 
@@ -34,8 +34,8 @@ def example(tmp_path, row, **settings):
     return data.clients[0].examples[0]
 
 
-def test_each_file_of_a_folder_is_a_client(own_folder):
-    folder = own_folder(anna=pairs(30, "anna"), bert=pairs(7, "bert"), cem=pairs(1, "cem"))
+def test_each_file_of_a_folder_is_a_client(tmp_path):
+    folder = write_clients(tmp_path / "own", anna=pairs(30, "anna"), bert=pairs(7, "bert"), cem=pairs(1, "cem"))
     (folder / "notes.txt").write_text("no data")
     data = load(folder)
     assert [(c.name, len(c.examples)) for c in data.clients] == [("anna", 27), ("bert", 6), ("cem", 1)]
@@ -83,11 +83,9 @@ def test_the_forms(tmp_path):
     assert without.prompt == "### Instruction:\nDo.\n\n### Response:\n"
 
 
-def test_labels_are_chosen_among_all_of_them(own_folder):
-    folder = own_folder(
-        anna=[{"text": f"t{i}", "label": "good"} for i in range(4)],
-        bert=[{"text": f"u{i}", "label": "bad"} for i in range(4)],
-    )
+def test_labels_are_chosen_among_all_of_them(tmp_path):
+    anna = [{"text": f"t{i}", "label": "good"} for i in range(4)]
+    folder = write_clients(tmp_path / "own", anna=anna, bert=[{"text": f"u{i}", "label": "bad"} for i in range(4)])
     data = load(folder)
     number = data.clients[0].examples[0].prompt[1]
     assert data.clients[0].examples[0] == Choice(f"t{number}\nLabel:", (" bad", " good"), 1)
@@ -121,15 +119,15 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("lines", "message"), WRONG)
-def test_what_is_wrong_in_a_file_is_named(own_folder, lines, message):
-    folder = own_folder(bert=pairs(3))
+def test_what_is_wrong_in_a_file_is_named(tmp_path, lines, message):
+    folder = write_clients(tmp_path / "own", bert=pairs(3))
     (folder / "anna.jsonl").write_text("\n".join(lines))
     with refused(message):
         load(folder)
 
 
-def test_other_encodings_are_named_with_their_place_and_a_way_out(own_folder):
-    folder = own_folder(anna=pairs(3))
+def test_other_encodings_are_named_with_their_place_and_a_way_out(tmp_path):
+    folder = write_clients(tmp_path / "own", anna=pairs(3))
     text = f"{GOOD}\n" + json.dumps({"prompt": "Größe?", "completion": "groß"}, ensure_ascii=False)
     (folder / "anna.jsonl").write_bytes(text.encode("latin-1"))
     place = "anna.jsonl line 2: not UTF-8 text: byte 0xf6 at the line's byte 15; if it is Latin-1, convert it: "
@@ -142,10 +140,11 @@ def test_other_encodings_are_named_with_their_place_and_a_way_out(own_folder):
     assert load(folder).evaluation[""][0].prompt in ("p", "Größe?")
 
 
-def test_what_a_path_may_be(own_folder, tmp_path):
+def test_what_a_path_may_be(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "data.xlsx").write_text("a,b")
-    folder, alone = own_folder(anna=pairs(3)), ": task.path = .* is a folder, and each file in it is a client"
+    folder = write_clients(tmp_path / "own", anna=pairs(3))
+    alone = ": task.path = .* is a folder, and each file in it is a client"
     for path, settings, message in (
         (tmp_path / "empty", {}, r"has no file for a client \(it has nothing\)"),
         (tmp_path / "data.xlsx", {}, "data.xlsx: a file that ends in .jsonl, .csv, .* is expected"),

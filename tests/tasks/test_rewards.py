@@ -24,14 +24,10 @@ def test_the_rewards_that_come_along_are_the_metrics_of_one_answer(name, answer,
     assert Judge(RewardSettings(name=name).load())([example], [answer]) == [expected]
 
 
-def broken(prompt, answer, example):
-    raise KeyError("grade")
-
-
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        (broken, r"raised KeyError: 'grade'; prompt '2 \+ 2 =', answer 'Four\.'"),
+        (lambda *_: {}["grade"], r"raised KeyError: 'grade'; prompt '2 \+ 2 =', answer 'Four\.'"),
         (lambda *_: "0.5", r"returned '0.5' \(str\), not a number; prompt '2 \+ 2 ='"),
         (lambda *_: None, r"returned None \(NoneType\), not a number"),
         (lambda *_: "x" * 500, r"returned 'x{56}\.\.\. \(str\)"),

@@ -1,6 +1,5 @@
 """A model in the shards of two processes (FSDP2 over gloo): the rounds, digests and replays of one process."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fedseed import FedAvg, Federation, FedKSeed, FeedSign, Ferret, Orbit, TopK
 from fedseed.federation import group
 from fedseed.objectives.losses import CausalLM, Tokens
+from fedseed.reports.results import read_summary
 from fedseed.training.settings import LocalTraining
+from support.text_bases import Ids, random_model
 
 SGD = {"learning_rate": 0.3, "batch": 2, "steps": 3}
 FERRET = {"directions": 64, "basis": "hadamard", "blocks": "packed", "seeds": "shared"}
@@ -41,15 +41,9 @@ class Given(CausalLM):
         return [[example] for example in examples]
 
 
-class Ids:
-    eos_token_id = pad_token_id = 1
-    bos_token_id = None
-
-
 def model(name):
-    torch.manual_seed(0)
     sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-    made = LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=50, tie_word_embeddings=name == "feedsign"))
+    made = random_model("llama", **sizes, intermediate_size=50, tie_word_embeddings=name == "feedsign")
     return made.to(torch.bfloat16 if name in ("fedavg-16", "clipped") else torch.float32)
 
 
@@ -86,13 +80,10 @@ def runs(tmp_path_factory):
     for name in METHODS:
         federation(name, folder / "one").run()
     words = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__, str(folder)
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600)
+    places = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, *words], env=places, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return folder
-
-
-def digest(folder):
-    return json.loads((folder / "summary.json").read_text())["weights_digest"]
 
 
 def coefficients(folder):
@@ -110,7 +101,7 @@ def coefficients(folder):
 @pytest.mark.parametrize("name", METHODS)
 def test_two_processes_follow_one(runs, name):
     """To the bit, but for sums over the processes; and their orbit replays on whole weights."""
-    ends = [digest(runs / folder / name) for folder in ("one", "two")]
+    ends = [read_summary(runs / folder / name)["weights_digest"] for folder in ("one", "two")]
     if name in SAME:
         assert ends[0] == ends[1]
     else:
