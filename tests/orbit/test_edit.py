@@ -27,6 +27,7 @@ def test_rollback_to_any_step(name, tmp_path):
     source = FOLDER / f"{name}.orbit"
     before = source.read_bytes()
     whole = Orbit.open(source)
+    whole.check_steps()
     for to in range(whole.last + 1):
         short = edit.rollback(source, to, tmp_path / f"{to}.orbit")
         assert list(short.steps()) == list(whole.steps(to)) and short.header == whole.header and not short.complete
@@ -88,6 +89,22 @@ def test_a_compacted_orbit_holds_the_final_model_only(name, tmp_path):
     with pytest.raises(OrbitError, match=f"step {whole.last} is cut off; this is no write that was interrupted"):
         OrbitWriter(tmp_path / "small.orbit", small.header, resume=True)
     assert (tmp_path / "small.orbit").read_bytes() == small.start
+
+
+def test_a_compacted_orbit_of_two_steps_is_one(tmp_path):
+    edit.rollback(FOLDER / "fedkseed.orbit", 2, tmp_path / "two.orbit")
+    small = edit.compact(tmp_path / "two.orbit", tmp_path / "small.orbit")
+    assert small.header.first == small.last == 2
+    with pytest.raises(OrbitError, match="step 0: this orbit is compacted, it holds nothing before step 2"):
+        small.check_upto(0)
+    (only,) = small.parts
+    for parts, text in (
+        ([], "step 2 is cut off"),
+        ([replace(only, steps=2)], "step 2: a compacted orbit holds one step"),
+    ):
+        write_orbit(tmp_path / "small.orbit", small.start, parts)
+        with pytest.raises(OrbitError, match=text):
+            Orbit.open(tmp_path / "small.orbit")
 
 
 def test_what_can_not_be_compacted(tmp_path):

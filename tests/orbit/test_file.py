@@ -179,13 +179,17 @@ def test_the_reader_only_ever_raises_orbit_errors(draws, data):
 
 def test_versions_are_refused_by_name(data, tmp_path):
     for wrong, text in (
-        (data[:8] + b"\x09" + data[9:], "orbit format 9"), (data[:10] + b"\x09" + data[11:], "random stream version 9"),
+        (data[:8] + b"\x09" + data[9:], "^orbit: orbit format 9; .* reads formats 2 and 3$"),
+        (data[:10] + b"\x09" + data[11:], "random stream version 9"),
         (b"PK\3\4 something else", "not an orbit file"),
     ):  # fmt: skip
         with pytest.raises(OrbitError, match=text):
             Orbit.parse(wrong)
     with pytest.raises(OrbitError, match="can't be read"):
         Orbit.open(tmp_path / "missing.orbit")
+    (tmp_path / "a.orbit").write_bytes(b"PK")
+    with pytest.raises(OrbitError, match=r"a\.orbit: not an orbit file"):
+        Orbit.open(tmp_path / "a.orbit")
 
 
 def test_another_base_is_refused_and_left_alone(data):
@@ -196,6 +200,17 @@ def test_another_base_is_refused_and_left_alone(data):
     with pytest.raises(OrbitError, match="another base"):
         Orbit.parse(data).replay(other)
     assert base_digest(other) == before
+    told, net = [], model()
+    assert Orbit.parse(data).equip(net) is net
+    Orbit.parse(data).replay(net, progress=told.append)
+    assert told == [1, 2, 3]
+
+
+def test_a_last_step_that_was_written_wrong_is_cut_back_while_the_run_is_on(data, tmp_path):
+    (tmp_path / "b.orbit").write_bytes(data[: -FRAME - 20] + b"x" + data[-FRAME - 19 : -FRAME])
+    writer = OrbitWriter(tmp_path / "b.orbit", Orbit.parse(data).header, resume=True)
+    assert "step 3 is damaged" in writer.cut and "cut back to step 2" in writer.cut and len(writer.take()) == 2
+    writer.release()
 
 
 def test_a_step_is_on_disk_before_it_is_heard_of_and_a_file_is_ended_once(data, tmp_path, monkeypatch):
