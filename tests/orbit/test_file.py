@@ -12,6 +12,7 @@ from fedseed import Ferret, Orbit, ParameterSpace
 from fedseed.errors import OrbitError
 from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.orbit import Header, OrbitWriter, Record
+from fedseed.orbit.file import write_orbit
 from fedseed.orbit.record import link
 from fedseed.weights.digest import base_digest
 
@@ -206,9 +207,13 @@ def test_another_base_is_refused_and_left_alone(data):
     assert told == [1, 2, 3]
 
 
-def test_a_last_step_that_was_written_wrong_is_cut_back_while_the_run_is_on(data, tmp_path):
+def test_a_last_step_that_was_written_wrong_is_cut_back_and_one_that_is_none_is_named(data, tmp_path):
     (tmp_path / "b.orbit").write_bytes(data[: -FRAME - 20] + b"x" + data[-FRAME - 19 : -FRAME])
     writer = OrbitWriter(tmp_path / "b.orbit", Orbit.parse(data).header, resume=True)
+    orbit = Orbit.parse(data)
+    write_orbit(tmp_path / "c.orbit", orbit.start, [orbit.parts[0], Record(2, b"too short")])
+    with pytest.raises(OrbitError, match="^step 2: "):
+        Orbit.open(tmp_path / "c.orbit").check_steps()
     assert "step 3 is damaged" in writer.cut and "cut back to step 2" in writer.cut and len(writer.take()) == 2
     writer.release()
 
