@@ -212,7 +212,7 @@ def test_a_last_step_that_was_written_wrong_is_cut_back_and_one_that_is_none_is_
     writer = OrbitWriter(tmp_path / "b.orbit", Orbit.parse(data).header, resume=True)
     orbit = Orbit.parse(data)
     write_orbit(tmp_path / "c.orbit", orbit.start, [orbit.parts[0], Record(2, b"too short")])
-    with pytest.raises(OrbitError, match="^step 2: "):
+    with pytest.raises(OrbitError, match=r"^step 2: "):
         Orbit.open(tmp_path / "c.orbit").check_steps()
     assert "step 3 is damaged" in writer.cut and "cut back to step 2" in writer.cut and len(writer.take()) == 2
     writer.release()
