@@ -157,7 +157,7 @@ def at_most(line: BySeed, most: float) -> Evidence:
     """Returns what says that a number is at most `most`."""
     found = at_least({seed: -value for seed, value in line.items()}, -most)
     low, high = found.interval
-    return found._replace(estimate=-found.estimate, interval=(-high, -low))
+    return Evidence(found.seeds, -found.estimate, (-high, -low), found.p_for, found.p_against)
 
 
 def known(*lines: BySeed) -> bool:
