@@ -21,7 +21,7 @@ LONGER = "rounds = 24\nevaluation.every = 24\n"
 METHODS = {  # nobody has tuned these for the base below
     "feedsign": STEPS, "zo-fedsgd": STEPS, "mezo": STEPS, "fedkseed": ROUNDS, "fedmezo": ROUNDS, "fedzo": ROUNDS,
     "ferret": ROUNDS, "fedavg": ROUNDS, "fedsgd": ROUNDS, "topk": ROUNDS, "sign": ROUNDS, "fedit": ROUNDS,
-    "fedptuning": LONGER, "fedprompt": LONGER, "randopt": "rounds = 40\nevaluation.every = 40\n",
+    "fedptuning": LONGER, "fedprompt": LONGER, "randopt": LONGER,
 }  # fmt: skip
 EXTRA = {
     "fedkseed": "candidates = 64\nsteps = 20\n", "fedmezo": "steps = 20\n", "fedzo": "steps = 20\nestimates = 4\n",
