@@ -230,7 +230,7 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print, sh
     if not longer[found.rate] < found.before:
         found.rate = found.rate if share >= 1 else rates[0]  # by chance all went uphill
         say(f"  no rate lowered the loss of {found.before:.4f} in so few rounds: take this one with care")
-    found.rate = _rounded(found.rate)
+    found.rate = float(f"{found.rate:.2g}")
     found.passes = trials.passes
     found.whole = trials.passes / trials.units * recipe.rounds * trials.per_round * steps / cut
     return found
@@ -238,19 +238,14 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print, sh
 
 def _halved(centre: float, measure: Callable[[float, int], float]) -> dict[float, float]:
     """Returns what the last rates of a wide search have come to: half decades apart, on while the edge is the best."""
-    losses = {rate: measure(rate, RUNGS[0][0]) for rate in (_rounded(centre * 10 ** (i / 2)) for i in range(-4, 5))}
+    losses = {rate: measure(rate, RUNGS[0][0]) for rate in (centre * 10 ** (i / 2) for i in range(-4, 5))}
     for edge, step in ((max, 10**0.5), (min, 10**-0.5)):
         while all(losses[edge(losses)] < loss for rate, loss in losses.items() if rate != edge(losses)):
-            further = _rounded(edge(losses) * step)
-            losses[further] = measure(further, RUNGS[0][0])
+            losses[edge(losses) * step] = measure(edge(losses) * step, RUNGS[0][0])
     for (_, kept), (part, _) in pairwise(RUNGS):
         rates = sorted(losses, key=lambda one: losses[one])[:kept]
         losses = {rate: measure(rate, part) for rate in rates}
     return losses
-
-
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.2g}")
 
 
 def _climb(centre: float, before: float, measure: Callable[[float], float]) -> list[float]:
