@@ -1,6 +1,6 @@
 """Does `fedseed tune-rate` find the rate that a full grid would? Eight small models, tasks and methods.
 
-    python benchmarks/rates.py [--fresh] [--out runs/rates.json]
+    python benchmarks/rates.py [--fresh] [--share 4.33] [--out runs/rates.json]
 
 Of each a full run with the rate that is found, and full runs with nine rates over four decades; the loss on held-out
 examples decides, whose validation examples the search has not seen. What is in the file already is not run again.
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from fedseed.errors import FedseedError
 from fedseed.models.loading import quiet
 from fedseed.runs.assembly import build
-from fedseed.runs.rates import find_rate, with_rate
+from fedseed.runs.rates import SHARE, find_rate, with_rate
 from fedseed.runs.recipe import Recipe, read_recipe
 
 WORDS = [
@@ -158,6 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("runs/rates.json"))
     parser.add_argument("--fresh", action="store_true", help="eight pairs that the rule was not made with")
+    parser.add_argument("--share", type=float, default=SHARE, help="passes that the search may take, in runs")
     args = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
@@ -168,7 +169,7 @@ def main() -> None:
         for name, (_, _, _, grid) in (FRESH if args.fresh else PAIRS).items():
             recipe, kept = recipe_of(Path(folder), name), done.setdefault(name, {})
             if "rate" not in kept:  # delete it from the file to search again
-                found = find_rate(recipe, say=lambda text: None)
+                found = find_rate(recipe, say=lambda text: None, share=args.share)
                 before, after = loss_after(with_rate(recipe, found.rate))
                 kept |= {"rate": found.rate, "start": found.start, "share": found.passes / found.whole}
                 kept |= {"before": before, "after": after}

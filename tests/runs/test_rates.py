@@ -1,6 +1,8 @@
 """A learning rate is found by short runs: `fedseed tune-rate`, and learning_rate = "auto"."""
 
 import json
+from collections import Counter
+from itertools import pairwise
 from math import isfinite
 
 import pytest
@@ -73,6 +75,18 @@ def test_wherever_it_starts_it_ends_near_the_same_rate_and_within_its_share(meth
     for one in found:
         assert one.passes <= 0.2 * one.whole  # whole rounds of such a short run; a tenth where there are more
         assert min(loss for _, _, loss in one.trials) < one.before and isfinite(one.before)
+
+
+@pytest.mark.long
+def test_with_more_passes_nine_rates_or_more_are_halved_twice(tmp_path):
+    found = find_rate(read_recipe(recipe(tmp_path, "feedsign", "1e-6")), say=str, share=1)
+    tried = Counter(rounds for _, rounds, _ in found.trials)
+    assert sorted(tried) == [4, 12, 35] and tried[4] >= 9 and (tried[12], tried[35]) == (4, 2)
+    losses = [{rate: loss for rate, n, loss in found.trials if n == rounds} for rounds in sorted(tried)]
+    for earlier, later in pairwise(losses):
+        assert set(later) == set(sorted(earlier, key=earlier.get)[: len(later)])
+    assert min(losses[0], key=losses[0].get) not in (min(losses[0]), max(losses[0]))  # the grid goes on until then
+    assert found.rate == min(losses[-1], key=losses[-1].get) and found.passes <= 1.5 * found.whole
 
 
 def test_the_command_finds_a_rate(tmp_path):

@@ -130,12 +130,15 @@ def run(
 
 
 @grouped
-def tune_rate(recipe: RecipeArgument, *, reading: ReadingForDevice, telling: Telling) -> None:
+def tune_rate(
+    recipe: RecipeArgument, *, reading: ReadingForDevice, telling: Telling,
+    share: Annotated[float, typer.Option(min=0.1, max=20, help="Passes of all trials, in runs.")] = 0.1,
+) -> None:  # fmt: skip
     """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's passes."""
     checked, shown = reading.read(recipe, here=True), telling.screen()
     from fedseed.runs.rates import find_rate
 
-    found = find_rate(checked, say=lambda text: say(text, shown))
+    found = find_rate(checked, say=lambda text: say(text, shown), share=share)
     say(f"{found.passes:,} passes, {found.passes / found.whole:.1%} of the run's", shown)
     say(f"--set {found.key}={found.rate:g}", shown)
     if telling.as_json:

@@ -12,13 +12,15 @@
    loss on the validation examples decides (Jamieson, Talwalkar: "Non-stochastic Best Arm Identification", 2016). Where
    a round is one step along a drawn direction, two runs as long as there is room for: a few steps show chance alone.
 
-All of it takes about a tenth of the run's passes. Seeds and batches are those of the run, so that two rates are
-compared along the same directions.
+All of it takes about a tenth of the run's passes. Where more may be spent (`share`), successive halving over nine rates
+or more about that of 1. takes the place of 2. Seeds and batches are those of the run, so that two rates are compared
+along the same directions.
 """
 
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf, isfinite
 from pathlib import Path
 from random import Random
@@ -49,6 +51,8 @@ LOOKS, MOST_LOOKS = 10, 16  # steps along which slope and curvature are taken wh
 SEEN = 1e-4  # of the loss: what the bend between three points must be to be more than rounding
 FEW = 5  # rounds of one step each in which nothing is to be seen of a rate
 CHANCE = 5.0  # of nine times and three
+RUNGS = ((1, 4), (3, 2), (9, 1))  # of a wide search: how long each of its runs is, and how many rates go on
+WIDE = 4.33  # times the run's passes: with so much the last two of a wide search are whole runs
 FAILED = 1e3  # times the base's loss: a rate at which nothing comes of it
 
 Say = Callable[[str], None]
@@ -160,13 +164,14 @@ class _Trials:
         return self._equipment
 
 
-def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print) -> Found:
+def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print, share: float = SHARE) -> Found:
     """Returns a learning rate for a recipe, by short runs.
 
     Args:
         recipe: the recipe; its own rate is where the search starts if nothing else can be said.
         data: its task's, if it is loaded.
         say: told of each trial.
+        share: how much the trials may take, in passes of the run; from 1 on they are wide.
 
     Raises:
         RecipeError: the method has no rate; or the run is private, and trials would not count in its epsilon.
@@ -178,7 +183,7 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print) ->
     key, rate = _key(recipe.method)
     trials = _Trials(recipe, recipe.task.load() if data is None else data)
     found, method = Found(key, rate), recipe.method
-    units = SHARE * recipe.rounds * trials.per_round  # rounds of one client
+    units = share * recipe.rounds * trials.per_round  # rounds of one client
     steps: int = getattr(getattr(method, "training", method), "steps", 1)
     cut = max(1, min(steps, round(steps * units / WHOLE)))
     update = {"schedule": None} if hasattr(method, "schedule") and method.schedule is not None else {}
@@ -204,29 +209,43 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print) ->
         say(f"  {key} = {rate:.3g}: loss {loss:.4f} after {rounds} round{'s' * (rounds > 1)} of {clients}")
         return loss
 
-    share = max(1.0, units / WHOLE)
+    short = max(1.0, units / WHOLE)
     by_steps = not method.needs_gradients  # directions are drawn: what a step or two do is mostly chance
     clients = trials.per_round if method.stepwise else 1
     looks = max(2, min(LOOKS, int(units / 3 / clients))) if by_steps else 1
-    found.start, found.before, bold = _start(trials, method, rate, looks, *((1, clients) if by_steps else shape(share)))
+    found.start, found.before, bold = _start(trials, method, rate, looks, *((1, clients) if by_steps else shape(short)))
     centre = bold if found.start is None else found.start
     said = "nothing" if found.start is None else f"{found.start:.3g}"
     say(f"  slope and curvature along the method's steps say {said}; the base's loss is {found.before:.4f}")
-    if method.stepwise and found.start is not None:
+    if share >= 1:
+        longer = _halved(centre, lambda rate, part: measure(rate, part * units / WIDE / RUNGS[-1][0]))
+    elif method.stepwise and found.start is not None:
         left = (units - trials.units) / 2  # a larger rate may look better for a while, and is not
         rates = [centre, centre / STEP] if left >= FEW * trials.per_round else [centre]
         longer = {one: measure(one, max(left, trials.per_round)) for one in rates}
     else:
-        rates = _climb(centre, found.before, lambda rate: measure(rate, share))
-        longer = {one: measure(one, 3 * share, 1) for one in rates}
+        rates = _climb(centre, found.before, lambda rate: measure(rate, short))
+        longer = {one: measure(one, 3 * short, 1) for one in rates}
     found.rate = min(longer, key=lambda one: longer[one])
     if not longer[found.rate] < found.before:
-        found.rate = rates[0]  # by chance all went uphill
+        found.rate = found.rate if share >= 1 else rates[0]  # by chance all went uphill
         say(f"  no rate lowered the loss of {found.before:.4f} in so few rounds: take this one with care")
     found.rate = float(f"{found.rate:.2g}")
     found.passes = trials.passes
     found.whole = trials.passes / trials.units * recipe.rounds * trials.per_round * steps / cut
     return found
+
+
+def _halved(centre: float, measure: Callable[[float, int], float]) -> dict[float, float]:
+    """Returns what the last rates of a wide search have come to: half decades apart, on while the edge is the best."""
+    losses = {rate: measure(rate, RUNGS[0][0]) for rate in (centre * 10 ** (i / 2) for i in range(-4, 5))}
+    for edge, step in ((max, 10**0.5), (min, 10**-0.5)):
+        while all(losses[edge(losses)] < loss for rate, loss in losses.items() if rate != edge(losses)):
+            losses[edge(losses) * step] = measure(edge(losses) * step, RUNGS[0][0])
+    for (_, kept), (part, _) in pairwise(RUNGS):
+        rates = sorted(losses, key=lambda one: losses[one])[:kept]
+        losses = {rate: measure(rate, part) for rate in rates}
+    return losses
 
 
 def _climb(centre: float, before: float, measure: Callable[[float], float]) -> list[float]:

@@ -32,8 +32,6 @@ class Family:
 
     name: str
     group: str
-    kind: str
-    about: str
     ask: Sequence[str]
     draw: Sequence[str] = field(repr=False)
     input: str | Sequence[str] = field(repr=False)
