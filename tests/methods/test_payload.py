@@ -100,6 +100,9 @@ class Estimates(Scalars):
     place: Annotated[int, Scalar("u4")] = 2
     scalars: Annotated[Floats, Array("f4", "count", each="most")] = ()
 
+    def numbers(self, about):
+        return super().numbers(about)[: about.method.most]
+
 
 @dataclass(frozen=True)
 class Blocks(Payload):
