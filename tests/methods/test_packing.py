@@ -26,7 +26,7 @@ def test_bytes_by_hand():
 
 
 def test_every_bit_of_the_padding_is_looked_at():
-    for width, count in ((1, 1), (3, 11), (12, 1), (5, 3), (16, 2)):
+    for width, count in ((1, 1), (2, 3), (3, 11), (12, 1), (5, 3), (16, 2)):
         numbers = np.full(count, (1 << width) - 1)
         data = pack_numbers(numbers, width)
         assert len(data) == -(-count * width // 8)

@@ -18,6 +18,7 @@ from fedseed.methods.payload import (
     About,
     Array,
     Bits,
+    Content,
     Floats,
     Halves,
     Many,
@@ -25,6 +26,9 @@ from fedseed.methods.payload import (
     Payload,
     Ragged,
     Scalar,
+    Scalars,
+    State,
+    Summand,
     Tensors,
     check_pack,
     codecs,
@@ -33,11 +37,12 @@ from fedseed.methods.payload import (
     to_floats,
     unpack,
 )
+from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import Layout, TensorEntry
 
 LAYOUT = Layout((TensorEntry("a", (2,), "float32"), TensorEntry("b", (3,), "bfloat16")), (0, 2, 5))
 DATA = struct.pack("<2f3H", 1.0, -2.0, 0x3F80, 0xC000, 0x0000)
-METHOD = SimpleNamespace(name="test", count=3, most=4, yes=True, no=False)
+METHOD = SimpleNamespace(name="test", count=3, most=4, zero=0, yes=True, no=False, unit=lambda state: 0.5)
 NOBODY = ("update", "plan")
 
 
@@ -81,11 +86,22 @@ class Arrays(Payload):
     not_there: Annotated[Floats | None, Array("f4", "n", when="no")]
     indices: Annotated[NDArray[np.uint32], Array("u4", "n")]
     scalars: Annotated[NDArray[np.float64], Array("f8", "n", when="yes")]
+    none: Annotated[Floats, Array("f8", "zero")] = ()
 
 
 @dataclass(frozen=True)
-class Signs(Payload):
+class Signs(Summand):
     signs: Annotated[NDArray[np.int8], Bits("count")]
+
+
+@dataclass(frozen=True)
+class Estimates(Scalars):
+    seed: Annotated[int, Scalar("u8")] = 1
+    place: Annotated[int, Scalar("u4")] = 2
+    scalars: Annotated[Floats, Array("f4", "count", each="most")] = ()
+
+    def numbers(self, about):
+        return super().numbers(about)[: about.method.most]
 
 
 @dataclass(frozen=True)
@@ -152,6 +168,7 @@ def test_only_a_step_may_be_empty(kind):
     """Nobody answered: no elements, whatever the settings say."""
     payload = kind.decode(b"", about("step"))
     assert payload.encode() == b"" and len(getattr(payload, codecs(kind)[0][0])) == payload.size(about("step")) == 0
+    assert payload.content(9) == Content()
     for what in NOBODY:
         with pytest.raises(MessageError):
             kind.decode(b"", about(what))
@@ -240,6 +257,9 @@ def test_what_errors_say():
         Whole.decode(DATA[:-1], about())
     with pytest.raises(MessageError, match="12 is not a digit"):  # the check of what lies inside
         Outer.decode(Outer(0.5, (Inner(12, BLOCKS.blocks),)).encode(), about())
+    silent = dataclass(type("Silent", (Payload,), {"__annotations__": {"number": int}}))
+    with pytest.raises(TypeError, match=r"Silent\.number: annotate how it travels"):
+        codecs(silent)
 
 
 @given(st.binary(max_size=60), st.sampled_from(["plan", "update", "step"]))
@@ -251,6 +271,40 @@ def test_whatever_is_read_is_written_alike(data, kind):
         except MessageError:
             continue
         assert found.encode() == data
+
+
+# -- updates that add up -----------------------------------------------------------------------------------------------
+
+
+def test_updates_that_add_up_are_vectors_as_long_for_every_client():
+    here, update = about(), Estimates(7, 8, np.float32([1, -3]))
+    assert (Estimates.words(here), Estimates.words(about(count=None)), Signs.words(here)) == (12, 4, 3)
+    assert update.vector(here).tolist() == [1, -3] + [0] * 10 and update.vector(here).dtype == np.float64
+    same(update.with_vector(np.array([0.0, 5]), here), Estimates(7, 8, np.float32([0, 5])))
+    assert vars(Estimates.of("a vector", here)) == {"seed": 1, "place": 2, "scalars": "a vector"}
+    signs = Signs(np.int8([1, -1, 1, -1]))
+    same(signs.with_numbers(np.array([0, 0, -2, 1]), here), Signs(np.int8([1, -1, -1, 1])))
+
+
+def test_numbers_are_the_vector_where_a_payload_does_not_say():
+    own = type("Own", (Payload,), dict.fromkeys(("vector", "with_vector"), lambda self, *given: given))()
+    assert own.numbers("about") == ("about",) and own.with_numbers(1, "about") == (1, "about")
+
+
+def test_estimates_are_as_large_as_they_are_in_the_methods_unit():
+    """Half of an estimate travels: 5e5 stands for the 1e6 that may be."""
+    most = np.float32([-1.5, -5e5, 0])
+    assert Estimates(1, 2, most[:1]).size(about()) == 3 and Estimates().size(about()) == 0
+    for scalars, kind in ((most, "update"), ((), "update"), (2 * most, "step")):
+        Estimates(1, 2, scalars).check(about(kind))
+    with pytest.raises(MessageError, match=r"scalar 1 is -1e\+06: at most 1e\+06 is accepted"):
+        Estimates(1, 2, np.nextafter(most, np.float32(-np.inf))).check(about())
+
+
+def test_seeds_are_the_runs_and_the_rounds():
+    state = State(LAYOUT, 5)
+    assert state.round_seed() == derive(5, Domain.ROUND_SEED, 0) != state.round_seed(1)
+    assert state.client_seed(2, 3) == derive(5, Domain.CLIENT_SEED, 2, 3)
 
 
 # -- many steps in a record --------------------------------------------------------------------------------------------
@@ -285,4 +339,5 @@ def test_records_that_can_not_be_unpacked():
         with pytest.raises(MessageError, match=text):
             check_pack(method, data, count)
     check_pack(three, b"\x3f", 2)
-    check_pack(MeZO(), b"1234567", 7)
+    for count in (1, 7):
+        check_pack(MeZO(), b"1234567", count)

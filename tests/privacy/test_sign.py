@@ -1,12 +1,12 @@
 """The private vote: exact odds, and an account of what it costs."""
 
 from functools import cache
-from math import exp, expm1, sqrt
+from math import exp, expm1, inf, sqrt
 
 import numpy as np
 import pytest
 
-from fedseed.privacy import PrivateSign
+from fedseed.privacy import PrivateSign, sign
 
 
 @pytest.mark.parametrize(("total", "epsilon"), [(80, 1.0), (-80, 1.0), (3, 500.0)])
@@ -30,6 +30,7 @@ def test_draws_of_the_operating_system_have_the_odds(total, epsilon):
 def test_the_account_says_something_of_every_epsilon():
     """The package's needs e^epsilon as a double; a run with more ended with an overflow in place of a summary."""
     assert PrivateSign(1.0, 4).spent(0)["epsilon"] == 0
+    assert sign._composed(1e-6, 1) == sign._composed(300.0, 1) == inf
     assert PrivateSign(1000.0).spent(3) == {
         "epsilon_per_vote": 1000.0, "votes": 3, "epsilon_pure": 3000.0, "delta": 1e-5, "epsilon": 3000.0,
         "adjacency": "replace-one",

@@ -68,7 +68,7 @@ def test_lists_of_clients():
 
 def test_pieces_are_equally_long():
     assert pieces(b"abcdef", 3) == [b"ab", b"cd", b"ef"] == pieces(b"abcdef", 3, 2)
-    assert pieces(b"", 0) == [] == pieces(b"", 0, 7) and pieces(b"", 2) == [b"", b""]
+    assert pieces(b"abc", 1) == [b"abc"] and pieces(b"", 0) == [] == pieces(b"", 0, 7) and pieces(b"", 2) == [b"", b""]
     for data, count, size in ((b"abcde", 2, None), (b"a", 0, None), (b"abcdef", 3, 3), (b"abcdef", 2, 2)):
         with pytest.raises(MessageError, match=f"{len(data)} bytes where {count} pieces"):
             pieces(data, count, size)
