@@ -1,7 +1,7 @@
 """Texts that a language model writes: answers to examples, and for a person after a prompt or in a conversation."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -111,15 +111,11 @@ def responses_to(
     for stop, ends in sorted(set(ended)):
         rows = [i for i, how in enumerate(ended) if how == (stop, ends)]
         prompts = [items[i].ids[: items[i].response_start] for i in rows]
-        own = partial(_among, around, rows) if around else None
+        own = partial(lambda rows, numbers: around([rows[n] for n in numbers]), rows) if around else None
         found = generate(model, objective, prompts, max_new_tokens, stop=stop, ends=ends, around=own)
         for i, text in zip(rows, found, strict=True):
             texts[i] = text
     return texts
-
-
-def _among(around: Around, rows: Sequence[int], numbers: Sequence[int]) -> AbstractContextManager[Any]:
-    return around([rows[number] for number in numbers])
 
 
 class Written(NamedTuple):

@@ -186,8 +186,7 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print, sh
     units = share * recipe.rounds * trials.per_round  # rounds of one client
     steps: int = getattr(getattr(method, "training", method), "steps", 1)
     cut = max(1, min(steps, round(steps * units / WHOLE)))
-    update = {"schedule": None} if hasattr(method, "schedule") and method.schedule is not None else {}
-    method = method.model_copy(update=update)
+    method = method.model_copy(update={"schedule": None} if getattr(method, "schedule", None) else {})
     if cut < steps or getattr(getattr(method, "training", None), "epochs", None) is not None:
         shorter = {"steps": cut, "epochs": None} if key != "method.learning_rate" else {"steps": cut}
         method = _at(method, rate, **shorter)
