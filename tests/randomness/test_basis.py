@@ -7,7 +7,8 @@ from scipy import stats
 
 from fedseed import Basis
 from fedseed.randomness import entries
-from fedseed.randomness.basis import FLAT, MAX_RANK, MAX_SIZE
+from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
+from support.bits import FLAT
 
 LENGTH = 10_007
 

@@ -70,10 +70,10 @@ def launchers():
     import torch
 
     from fedseed import Basis
-    from fedseed.randomness.basis import FLAT
     from fedseed.randomness.kernels import load
     from fedseed.randomness.kernels.reference import SQUARES, Job, Operand, Part
     from fedseed.randomness.matrices import Matrices
+    from support.bits import FLAT
 
     kernels = load("triton")
 

@@ -8,10 +8,19 @@ import pytest
 import torch
 
 from fedseed.randomness import Basis, Domain, entries, stream
-from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import load, reference
 from fedseed.randomness.kernels.reference import Part, from_float
-from support.bits import DTYPES, REFERENCE, check_moved, check_projected, check_summed, coefficients, same_bits, stored
+from support.bits import (
+    DTYPES,
+    FLAT,
+    REFERENCE,
+    check_moved,
+    check_projected,
+    check_summed,
+    coefficients,
+    same_bits,
+    stored,
+)
 from support.forked import forked
 from support.tiers import tiered
 

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from fedseed.randomness import Basis
-from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
 from fedseed.randomness.matrices import Matrices
-from support.bits import REFERENCE
+from support.bits import FLAT, REFERENCE
 from support.tiers import tiered
 
 CPU = load("cpu")

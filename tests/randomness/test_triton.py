@@ -11,11 +11,20 @@ import pytest
 import torch
 
 from fedseed import Basis
-from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
 from fedseed.randomness.matrices import Matrices
-from support.bits import DTYPES, REFERENCE, check_moved, check_projected, check_summed, coefficients, same_bits, stored
+from support.bits import (
+    DTYPES,
+    FLAT,
+    REFERENCE,
+    check_moved,
+    check_projected,
+    check_summed,
+    coefficients,
+    same_bits,
+    stored,
+)
 from support.tiers import mark, tiered
 
 FLAT_TRITON = pytest.importorskip("triton") and importlib.import_module("fedseed.randomness.kernels.triton")

@@ -7,6 +7,7 @@ from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import from_float
 
 REFERENCE = load("reference")
+FLAT = ("normal", "truncated_normal", "rademacher", "hadamard")  # bases that do not depend on tensors' shapes
 DTYPES = ["float32", "bfloat16", "float16"]
 
 

@@ -169,9 +169,7 @@ def _with_target(mine: Any, given: Any, classes: int) -> Any:
         return replace(mine, gold=(mine.gold + 1) % len(mine.options), right=())
     if isinstance(mine, Cloze):
         return replace(mine, gold=(mine.gold + 1) % len(mine.words))
-    if isinstance(mine, Picture):
-        return replace(mine, label=(mine.label + 1) % classes)
-    return mine[0], given[1]
+    return replace(mine, label=(mine.label + 1) % classes) if isinstance(mine, Picture) else (mine[0], given[1])
 
 
 class AttackSettings(BaseModel):

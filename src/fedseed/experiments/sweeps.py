@@ -368,9 +368,7 @@ class WorkerPool:
                 break
         if isinstance(problem, RecipeError):
             raise problem
-        if problem is None:
-            return f"its process ended with exit code {process.exitcode}"
-        return problem or None
+        return f"its process ended with exit code {process.exitcode}" if problem is None else problem or None
 
     def stop(self) -> None:
         """Ends all processes; runs that are not finished can be resumed later."""

@@ -17,7 +17,6 @@ BASES = {
     "hadamard": "rows of a Hadamard matrix under random signs: all directions together cost as much as one",
     "lowrank": "outer products of signs on each matrix: a pass over a batch can look along many directions",
 }
-FLAT = ("normal", "truncated_normal", "rademacher", "hadamard")  # bases that do not depend on tensors' shapes
 MAX_SIZE = 1 << 20
 MAX_DIRECTIONS = 1 << 32
 MAX_RANK = 64

@@ -145,15 +145,12 @@ def _retraced(
         made = Message.decode(coordinator.close()).payload
         if made != step.payload:
             theirs = method.decode_step(before, step.payload)
-            if not _alike(method.decode_step(before, made), theirs) and step.round not in unlike:
+            a, b = (np.concatenate([np.zeros(0), *_arrays(one)]) for one in (method.decode_step(before, made), theirs))
+            alike = len(a) == len(b) and bool((np.abs(a - b) <= STEP_NOISE * np.abs(a).max(initial=0.0)).all())
+            if not alike and step.round not in unlike:
                 unlike.append(step.round)
             coordinator.state = method.advance(before, theirs)
     return plans, unlike, missing
-
-
-def _alike(made: Payload, logged: Payload) -> bool:
-    a, b = (np.concatenate([np.zeros(0), *_arrays(step)]) for step in (made, logged))
-    return len(a) == len(b) and bool((np.abs(a - b) <= STEP_NOISE * np.abs(a).max(initial=0.0)).all())
 
 
 def _arrays(value: Any) -> Iterator[NDArray[np.float64]]:

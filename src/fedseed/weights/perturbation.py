@@ -57,9 +57,8 @@ def exchanged(value: Any, ours: Container[torch.Tensor], make: Callable[[torch.T
     """Returns the value with every tensor that is ours, also in lists, tuples and dictionaries, exchanged."""
     if isinstance(value, torch.Tensor):
         return make(value) if value in ours else value
-    if type(value) in (list, tuple):
-        if not any(isinstance(v, _MAY_HOLD) for v in value):  # a batch may be made of thousands of numbers
-            return value
+    # a batch may be made of thousands of numbers
+    if type(value) in (list, tuple) and any(isinstance(v, _MAY_HOLD) for v in value):
         return type(value)([exchanged(v, ours, make) for v in value])
     if type(value) is dict:
         return {k: exchanged(v, ours, make) for k, v in value.items()}

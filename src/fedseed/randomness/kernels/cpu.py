@@ -56,9 +56,7 @@ _HALF, _ONE, _TWO, _ZERO = _F(0.5), _F(1), _F(2), _F(0)
 def _tile_shape() -> tuple[int, int]:
     """(numbers in a register, rows of a matrix that a product takes): 28 of AVX-512's 32 registers, AVX2's 16; or 0."""
     features = set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))  # what numba compiles for
-    if "+avx512f" in features:
-        return 16, 8
-    return (8, 4) if {"+avx2", "+fma"} <= features else (0, 0)
+    return (16, 8) if "+avx512f" in features else (8, 4) if {"+avx2", "+fma"} <= features else (0, 0)
 
 
 _REGISTER, _ROWS = _tile_shape()
