@@ -2,14 +2,15 @@
 
     python benchmarks/rates.py [--fresh] [--share 4.33] [--out runs/rates.json]
 
-Of each a full run with the rate that is found, and full runs with nine rates over four decades; the loss on held-out
-examples decides, whose validation examples the search has not seen. What is in the file already is not run again.
+Of each a full run with the rate that is found, and full runs with nine rates over four decades. The loss on the task's
+validation examples, by which a search chooses, decides; that on held-out ones, which a search never sees, stands beside
+it. What is in the file already is not run again.
 """
 
 import argparse
 import json
 import tempfile
-from math import isfinite
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen2": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2,
               "num_key_value_heads": 2},
 }  # fmt: skip
+NOTHING = 1e-3  # of the loss: what a best rate must gain for a share of it to mean anything
 ZEROTH = [10 ** (-6 + 0.5 * i) for i in range(9)]  # 1e-6 to 1e-2
 FIRST = [10 ** (-4 + 0.5 * i) for i in range(9)]  # 1e-4 to 1
 # what it is: base, task, settings, grid
@@ -138,19 +140,33 @@ def recipe_of(folder: Path, name: str) -> Recipe:
     where = base(folder, kind) if kind.partition("-")[0] in SIZES else kind
     own = task in ("sums", "labels")
     told = f'name="files",path="{data(folder, task)}",validation=0.1,evaluation=0.2' if own else f'name="{task}"'
-    text = [f'model.base="{where}"', f"task={{{told}}}", *settings, "evaluation.every=1000", "evaluation.rouge=false"]
+    text = [
+        f'model.base="{where}"',
+        f"task={{{told}}}",
+        *settings,
+        "evaluation.every=1000",
+        "evaluation.rouge=false",
+        "stopping.patience=2",
+    ]  # two evaluations: none stops early, and the validation loss is told
     (folder / "empty.toml").write_text("")
     return read_recipe(folder / "empty.toml", text)
 
 
-def loss_after(recipe: Recipe) -> tuple[float, float]:
-    """Held-out loss before and after a run."""
+def losses_after(recipe: Recipe) -> list[list[float]]:
+    """Validation and held-out loss, before and after a run."""
     try:
         summary = build(recipe).run().summary
     except FedseedError:
-        return float("nan"), float("inf")
-    after = summary["final"]["loss"]
-    return summary["baseline"]["loss"], after if isfinite(after) else float("inf")
+        return [[nan, nan], [inf, inf]]
+    found = [[summary[when][name] for name in ("validation_loss", "loss")] for when in ("baseline", "final")]
+    return [found[0], [loss if isfinite(loss) else inf for loss in found[1]]]
+
+
+def share(kept: dict[str, Any], which: int) -> str:
+    """How much of the best gain of the grid the rate has that was found."""
+    lowest = min(after[which] for after in kept["grid"].values())
+    gain, best = kept["before"][which] - kept["after"][which], kept["before"][which] - lowest
+    return f"{gain / best:.1%}" if best > NOTHING * kept["before"][which] else "no rate gains"
 
 
 def main() -> None:
@@ -164,26 +180,25 @@ def main() -> None:
     torch.set_num_threads(1)
     done: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    print("| pair | rate | start | passes | before | after | best of nine | at | share of its gain |\n|" + "---|" * 9)
+    titles = "pair | rate found | slope and curvature say | passes | before | after | best of nine | at"
+    print(f"| {titles} | share of its gain | held-out |\n|" + "---|" * 10)
     with tempfile.TemporaryDirectory() as folder:
         for name, (_, _, _, grid) in (FRESH if args.fresh else PAIRS).items():
             recipe, kept = recipe_of(Path(folder), name), done.setdefault(name, {})
             if "rate" not in kept:  # delete it from the file to search again
                 found = find_rate(recipe, say=lambda text: None, share=args.share)
-                before, after = loss_after(with_rate(recipe, found.rate))
+                before, after = losses_after(with_rate(recipe, found.rate))
                 kept |= {"rate": found.rate, "start": found.start, "share": found.passes / found.whole}
                 kept |= {"before": before, "after": after}
                 kept.setdefault("grid", {})
             for rate in grid:
                 if f"{rate:.3g}" not in kept["grid"]:
-                    kept["grid"][f"{rate:.3g}"] = loss_after(with_rate(recipe, rate))[1]
+                    kept["grid"][f"{rate:.3g}"] = losses_after(with_rate(recipe, rate))[1]
                 args.out.write_text(json.dumps(done, indent=1))
-            best = min(kept["grid"], key=kept["grid"].__getitem__)
-            lowest, start = kept["grid"][best], kept["start"]
-            gain = (kept["before"] - kept["after"]) / (kept["before"] - lowest)
-            print(f"| {name} | {kept['rate']:.2g} | {'-' if start is None else format(start, '.2g')} | "
-                  f"{kept['share']:.1%} | {kept['before']:.3f} | {kept['after']:.3f} | {lowest:.3f} | {best} | "
-                  f"{gain:.1%} |", flush=True)  # fmt: skip
+            best, start = min(kept["grid"], key=lambda rate: kept["grid"][rate][0]), kept["start"]
+            losses = " | ".join(f"{loss:.3f}" for loss in (kept["before"][0], kept["after"][0], kept["grid"][best][0]))
+            shown = [name, f"{kept['rate']:.2g}", "-" if start is None else f"{start:.2g}", f"{kept['share']:.0%}"]
+            print(f"| {' | '.join(shown)} | {losses} | {best} | {share(kept, 0)} | {share(kept, 1)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,11 @@ def test_large_sigmas_have_their_moments():
     assert (found * (1 << 24) % 2 == 1).mean() == pytest.approx(0.5, abs=0.01)  # no bit of it is always the same
 
 
+def test_all_that_is_random_comes_from_the_source():
+    first, second = (draws.discrete_gaussian(7, 2_000, source(3)) for _ in range(2))
+    assert first.tolist() == second.tolist() and any(abs(first) > 21)  # rare ones take a shorter way
+
+
 def test_whole_numbers_are_as_likely():
     random = source()
     found = [draws.below(5, random) for _ in range(50_000)]

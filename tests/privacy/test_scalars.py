@@ -5,9 +5,10 @@ from random import Random
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 from fedseed.privacy import PrivacySettings, PrivateScalars, noise_for
-from fedseed.privacy.scalars import LEVELS, whole
+from fedseed.privacy.scalars import LEVELS, bounded, whole
 
 LEVELS_OF = {
     "client": {"level": "client"},
@@ -38,6 +39,16 @@ def test_no_vector_is_longer_than_its_bound():
         shortened = vector * min(1.0, 0.5 / norm)
         assert found == pytest.approx(shortened / 0.5 * LEVELS, abs=2)  # the same direction
     assert not any(whole(np.array([1.0, odd]), 0.5, LEVELS).any() for odd in (np.nan, np.inf, -np.inf))
+    assert whole(np.array([-0.5]), 0.5, LEVELS).tolist() == [-LEVELS] and len(whole(np.zeros(0), 0.5, LEVELS)) == 0
+    # its squares are 4 more than 2^60, which doubles do not see
+    longer = [549564285.0, 922442736.0, -7753.0, 105.0, 5.0]
+    assert whole(np.array(longer), 1.0, 1 << 30).tolist() == [549564284, 922442735, -7752, 104, 4]
+
+
+def test_what_is_bounded_keeps_its_direction_or_is_nothing():
+    assert bounded(np.array([3.0, -4.0]), 2.5) == pytest.approx([1.5, -2.0], abs=3e-7)
+    assert bounded(np.array([0.3, -0.4], dtype=np.float32), 2.5) == pytest.approx([0.3, -0.4], abs=3e-7)
+    assert bounded(np.array([1.0, np.nan]), 2.5).tolist() == [0.0, 0.0]
 
 
 def test_noise_between_two_whole_numbers_is_the_larger_one():
@@ -68,7 +79,15 @@ def test_epsilon_is_that_of_the_privacy_loss_distribution(kind):
     assert least * (1 - 1e-4) <= spent["epsilon"] <= least * 1.001
     assert (spent["turns"], spent["releases"], spent["delta"]) == (7, 21, 1e-6)
     assert spent["adjacency"] == ("add-or-remove" if kind == "poisson" else "zero-out")
-    assert mechanism(kind).spent(0)["epsilon"] == 0.0
+    assert mechanism(kind).spent(0)["epsilon"] == 0.0 and "budget" not in spent
+    assert mechanism(kind, releases=3, delta=1e-6).counted(7) == spent
+
+
+def test_what_discrete_noise_may_add_is_taken_off_delta():
+    """Ten times 1 / sigma^2, with sigma = 4."""
+    exact = GaussianPrivacyLoss(1.0)
+    found = mechanism("client", noise=1.0, levels=4, delta=1e-3).epsilon(1)
+    assert exact.get_delta_for_epsilon(found) == pytest.approx(1e-3 / 1.625, rel=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "epsilon"), [("poisson", 3.681), ("example", 21.54)])
@@ -92,6 +111,9 @@ def test_noise_is_found_for_an_epsilon():
     noise = noise_for(2.0, 10, settings, releases=3, batch=5)
     most, less = (mechanism("client", by * noise, releases=3).epsilon(10) for by in (1, 0.998))
     assert most <= 2.0 < less
+    sampled = noise_for(200.0, 1, mechanism("poisson").settings, batch=5)  # little noise
+    most, less = (mechanism("poisson", by * sampled).epsilon(1) for by in (1, 0.998))
+    assert sampled < 0.2 and most <= 200.0 < less
     with pytest.raises(ValueError, match="takes more noise"):
         noise_for(1e-9, 10, settings)
 

@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import inf, isfinite
+from math import inf, isfinite, log10
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -236,15 +236,15 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print, sh
 
 
 def _halved(centre: float, measure: Callable[[float, int], float]) -> dict[float, float]:
-    """Returns what the last rates of a wide search have come to: half decades apart, on while the edge is the best."""
-    losses = {rate: measure(rate, RUNGS[0][0]) for rate in (centre * 10 ** (i / 2) for i in range(-4, 5))}
-    for edge, step in ((max, 10**0.5), (min, 10**-0.5)):
-        while all(losses[edge(losses)] < loss for rate, loss in losses.items() if rate != edge(losses)):
-            losses[edge(losses) * step] = measure(edge(losses) * step, RUNGS[0][0])
+    """Returns what the last rates of a wide search have come to: of 1, 3.2, 10, ..., on while the edge is the best."""
+    at = round(2 * log10(centre))
+    losses = {i: measure(10 ** (i / 2), RUNGS[0][0]) for i in range(at - 4, at + 5)}
+    for edge, step in ((max, 1), (min, -1)):
+        while all(losses[edge(losses)] < loss for i, loss in losses.items() if i != edge(losses)):
+            losses[edge(losses) + step] = measure(10 ** ((edge(losses) + step) / 2), RUNGS[0][0])
     for (_, kept), (part, _) in pairwise(RUNGS):
-        rates = sorted(losses, key=lambda one: losses[one])[:kept]
-        losses = {rate: measure(rate, part) for rate in rates}
-    return losses
+        losses = {i: measure(10 ** (i / 2), part) for i in sorted(losses, key=lambda one: losses[one])[:kept]}
+    return {10 ** (i / 2): loss for i, loss in losses.items()}
 
 
 def _climb(centre: float, before: float, measure: Callable[[float], float]) -> list[float]:
