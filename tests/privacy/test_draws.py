@@ -131,3 +131,7 @@ def test_without_sampling_no_example_is_in_a_batch_twice():
     assert len({i for batch in batches[:3] for i in batch}) == 18  # a pass
     assert [sorted(batch) for batch in drawn("none", 2, items=ITEMS[:4])] == [[0, 1, 2, 3]] * 2
     assert drawn("none", 2, items=[]) == [[], []] and drawn("none", 7) == batches
+    fitting = drawn("none", 8, items=ITEMS[:12])  # two batches are a pass, and the next has an order of its own
+    assert [sorted(a + b) for a, b in zip(fitting[::2], fitting[1::2], strict=True)] == [ITEMS[:12]] * 4
+    assert len({tuple(batch) for batch in fitting}) == 8
+    assert [len(batch) for batch in drawn("none", 3, items=ITEMS[:11])] == [6] * 3  # five are left over
