@@ -3,19 +3,24 @@
 import numpy as np
 import pytest
 
-from fedseed import FedAvg, FedSGD, ZOFedSGD
+from fedseed import FedAvg, FedSGD, Ferret, ZOFedSGD
+from fedseed.aggregation.base import Past
 from fedseed.aggregation.clipping import CentredClipping
-from fedseed.aggregation.median import TrimmedMean
+from fedseed.aggregation.median import Median, TrimmedMean
 from fedseed.errors import MessageError
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator import SIZES, Coordinator
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods.dense import Weights
 from fedseed.methods.fedsgd import Gradient
+from fedseed.methods.ferret import Coefficients
+from fedseed.methods.payload import Content
 from fedseed.privacy import PrivacySettings, mechanism_of, protected
 from fedseed.weights.layout import Layout, TensorEntry
 
 LAYOUT = Layout((TensorEntry("w", (2,), "float32"),), (0, 2))
 SCALARS = ZOFedSGD(learning_rate=0.1, seeds="shared")
+FERRET = Ferret(seeds="shared", directions=2, blocks="one", allocation="size")
+PRIVATE = PrivacySettings(level="client", clip=1.0, noise=1.0)
 
 
 def update(made, client, payload, number=1, attempt=0):
@@ -113,6 +118,54 @@ def dense(examples=(1, 1), **settings):
     return made
 
 
+def test_what_counts_is_measured_and_goes_with_an_outlier():
+    for method, far in ((SCALARS, [3]), (protected(SCALARS, PRIVATE), [])):  # a bound for each is no judgement of any
+        made = Coordinator(method, LAYOUT, 1, [1] * 5, 5)
+        made.open(1)
+        for client in range(5):
+            made.receive(update(made, client, floats(1e6 if client == 3 else 1.0)), client)
+        assert made.current.received == dict.fromkeys(range(5), Content(4, 1))
+        assert list(made.screen()) == far and set(far) == set(range(5)) - set(made.current.updates)
+        assert made.current.received.keys() == made.current.updates.keys() == made.current.sizes.keys()
+        made.close()
+        assert made.closed == Content(4, 1)
+
+
+def coefficients(made, number, size=1.0):
+    gammas = np.array([size, -size], dtype=np.float32)
+    return Coefficients(made.method.round_seed(made.state, number), (gammas,)).encode()
+
+
+def test_steps_that_are_taken_up_are_measured_and_remembered():
+    made, again = (Coordinator(FERRET, LAYOUT, 1, [1], 1) for _ in range(2))
+    steps = [round_of(made, number, (0, coefficients(made, number))) for number in (1, 2, 3)]
+    assert again.catch_up(steps) == [Content(len(steps[0]), 2, 1)] * 3 and again.steps == 3
+    for one in (made, again):
+        assert round_of(one, 4, (0, coefficients(one, 4, 1e4))) == b"" and "the last 3 were about 1" in one.untaken
+        assert round_of(one, 5, (0, coefficients(one, 5, 900.0))) != b""
+    private = Coordinator(protected(FERRET, PRIVATE), LAYOUT, 1, [1, 1], 2)
+    noisy = [round_of(private, 1, *((client, coefficients(private, 1)) for client in (0, 1))) for _ in range(2)]
+    assert noisy[0] != noisy[1] and {len(step) for step in noisy} == {len(steps[0])}
+
+
+def test_a_step_that_the_weights_have_no_room_for_is_empty():
+    layout = Layout((TensorEntry("w", (2,), "float16"),), (0, 2))
+    made = Coordinator(SCALARS, layout, 1, [1], 1)
+    assert round_of(made, 1, (0, floats(1e6))) == b"" and "every weight by about 1e+05" in made.untaken
+    assert round_of(made, 2, (0, floats(1e5))) == floats(1e5) and made.untaken is None
+
+
+def test_what_a_rule_draws_hangs_on_seed_and_round():
+    rule, values, found = Median(before=["bucketing"]), [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], set()
+    for seed, number in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
+        made = Coordinator(SCALARS, LAYOUT, seed, [1] * 6, 6, rule)
+        vectors = [np.array([value]) for value in values]
+        (expected,) = rule.combine_parts([vectors], [1 / 6] * 6, Past(seed, number))
+        found.add(round_of(made, number, *((client, floats(value)) for client, value in enumerate(values))))
+        assert floats(*expected) in found
+    assert len(found) > 2
+
+
 def test_what_is_said_after_the_claims_were_looked_at_does_not_count():
     made = dense((1, 3), weighting="examples")
     made.open(1)
@@ -124,8 +177,9 @@ def test_what_is_said_after_the_claims_were_looked_at_does_not_count():
 
 
 def test_whole_weights_count_by_the_largest_update():
-    """Not by their mean, which Adam makes a step of one size of."""
+    """Not by their mean, which Adam makes a step of one size of; and a round without answers by nothing."""
     made = dense()
+    assert round_of(made, 1) == b"" and not len(made.state_dict()[SIZES])
     for number in (1, 2, 3):
         assert round_of(made, number, *[(client, floats(number, number)) for client in (0, 1)])
     far = [(0, floats(4.0, 4.0)), (1, floats(1500.0, 1500.0))]
@@ -149,6 +203,12 @@ def test_half_precision_ends_at_65504(kind):
     assert round_of(made, 2, (0, fits), (1, fits)) and made.untaken is None
 
 
+def test_a_square_that_overflows_is_said_by_the_round_alone():
+    made = dense(server="adam")
+    assert round_of(made, 1, *((client, floats(1e25, 1.0)) for client in (0, 1))) == b""
+    assert "what the server's optimiser keeps" in made.untaken
+
+
 def test_too_few_answers_for_the_rule_make_an_empty_step():
     made = Coordinator(SCALARS, LAYOUT, 1, [1] * 4, 4, TrimmedMean(liars=1))
     assert round_of(made, 1, (0, floats(1.0)), (1, floats(1.0))) == b""
@@ -170,7 +230,7 @@ def test_what_a_rule_remembers_is_the_last_rounds_that_had_an_outcome():
 @pytest.mark.parametrize("per_round", [1, 2, 3])
 def test_turns_are_counted_by_who_is_asked_whoever_answers(per_round, monkeypatch):
     """Privacy's account hangs on seed and round alone; the budget of three turns here ends a run before a fourth."""
-    method = protected(SCALARS, PrivacySettings(level="client", clip=1.0, noise=1.0))
+    method = protected(SCALARS, PRIVATE)
     monkeypatch.setattr(type(mechanism_of(method)), "affordable", 3)
     made = Coordinator(method, LAYOUT, 5, [1] * 3, per_round)
     asked = [made.sampled(number) for number in range(1, 10)]

@@ -2,6 +2,7 @@ import os
 import struct
 import tracemalloc
 import zlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -119,13 +120,17 @@ def test_damage_before_the_last_record_and_what_follows_the_end_are_never_cut_of
     for position in range(second, second + STEP):
         changed = data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
         (tmp_path / "b.orbit").write_bytes(changed)
-        with pytest.raises(OrbitError, match=r"step 2 is damaged.*nothing is cut off.*rollback --to 1"):
+        with pytest.raises(OrbitError, match=r"b\.orbit: step 2 is damaged.*nothing is cut off.*rollback --to 1"):
             OrbitWriter(tmp_path / "b.orbit", header, resume=True)
         assert (tmp_path / "b.orbit").read_bytes() == changed
     (tmp_path / "b.orbit").write_bytes(data + b"more")
     with pytest.raises(OrbitError, match=r"4 bytes after the end.*nothing is cut off.*rollback --to 3"):
         OrbitWriter(tmp_path / "b.orbit", header, resume=True)
     assert (tmp_path / "b.orbit").read_bytes() == data + b"more"
+    (tmp_path / "b.orbit").write_bytes(data)
+    with pytest.raises(OrbitError, match=r"b\.orbit is the orbit of another run: seed"):
+        OrbitWriter(tmp_path / "b.orbit", replace(header, seed=header.seed + 1), resume=True)
+    assert (tmp_path / "b.orbit").read_bytes() == data
 
 
 def test_a_swapped_record_is_told_from_a_damaged_one(data, tmp_path):
@@ -222,6 +227,7 @@ def test_a_step_is_on_disk_before_it_is_heard_of_and_a_file_is_ended_once(data, 
     synced, fsync, whole = [], os.fsync, Orbit.parse(data)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     writer = OrbitWriter(tmp_path / "b.orbit", whole.header)
+    assert writer.cut is None and writer.orbit is None
     monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), fsync(handle)))
     for record in whole.steps():
         writer.append(record, sync=record.round == 1)

@@ -1,15 +1,15 @@
 """A learning rate is found by short runs: `fedseed tune-rate`, and learning_rate = "auto"."""
 
 import json
-from collections import Counter
-from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite, log10
 
 import pytest
 
 from fedseed import Federation
 from fedseed.errors import RecipeError
 from fedseed.methods import REGISTRY
+from fedseed.runs import rates
+from fedseed.runs.assembly import build
 from fedseed.runs.loop import rate_of
 from fedseed.runs.rates import find_rate, with_rate
 from fedseed.runs.recipe import read_recipe
@@ -78,15 +78,29 @@ def test_wherever_it_starts_it_ends_near_the_same_rate_and_within_its_share(meth
 
 
 @pytest.mark.long
-def test_with_more_passes_nine_rates_or_more_are_halved_twice(tmp_path):
-    found = find_rate(read_recipe(recipe(tmp_path, "feedsign", "1e-6")), say=str, share=1)
-    tried = Counter(rounds for _, rounds, _ in found.trials)
-    assert sorted(tried) == [4, 12, 35] and tried[4] >= 9 and (tried[12], tried[35]) == (4, 2)
-    losses = [{rate: loss for rate, n, loss in found.trials if n == rounds} for rounds in sorted(tried)]
-    for earlier, later in pairwise(losses):
-        assert set(later) == set(sorted(earlier, key=earlier.get)[: len(later)])
-    assert min(losses[0], key=losses[0].get) not in (min(losses[0]), max(losses[0]))  # the grid goes on until then
-    assert found.rate == float(f"{min(losses[-1], key=losses[-1].get):.2g}") and found.passes <= 1.5 * found.whole
+def test_with_more_passes_whole_runs_follow(tmp_path):
+    settings = ['method.training.schedule="linear"', "task.validation=0.2", "stopping.patience=2"]
+    plain = read_recipe(recipe(tmp_path, "ferret", "1e-6"), settings)
+    short, found = (find_rate(plain, say=str, share=share) for share in (0.1, 5))
+    assert found.trials[: len(short.trials)] == short.trials and len(found.trials) == len(short.trials) + 5
+    whole = {rate: loss for rate, rounds, loss in found.trials[len(short.trials) :] if rounds == 8}
+    assert len(whole) == 5 and short.rate in whole and found.rate == min(whole, key=whole.get)
+    assert found.whole == pytest.approx(short.whole) and 5 < found.passes / found.whole < 5.5
+    summary = build(with_rate(plain, found.rate)).run().summary
+    assert summary["final"]["validation_loss"] == pytest.approx(whole[found.rate])
+
+
+@pytest.mark.parametrize(("start", "tried"), [(0.1, 5), (1e-3, 8), (1e-9, 8)])
+def test_whole_runs_go_where_it_gets_better_and_then_between(start, tried):
+    losses = {}
+
+    def measure(rate):
+        assert rate == float(f"{rate:.2g}") and rate not in losses  # as it is told, and once
+        losses[rate] = abs(log10(rate / 0.11)) if rate < 1 else inf
+        return losses[rate]
+
+    assert rates._whole_runs(start, 8, measure) == losses and len(losses) == tried
+    assert start == 1e-9 or min(losses.values()) < 0.12
 
 
 def test_the_command_finds_a_rate(tmp_path):

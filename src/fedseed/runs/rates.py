@@ -12,16 +12,15 @@
    loss on the validation examples decides (Jamieson, Talwalkar: "Non-stochastic Best Arm Identification", 2016). Where
    a round is one step along a drawn direction, two runs as long as there is room for: a few steps show chance alone.
 
-All of it takes about a tenth of the run's passes. Where more may be spent (`share`), successive halving over nine rates
-or more about that of 1. takes the place of 2. Seeds and batches are those of the run, so that two rates are compared
-along the same directions.
+All of it takes about a tenth of the run's passes. Where more may be spent (`share`), so many whole runs follow: at that
+rate, at three times more or less, on as long as it gets better, and between. Seeds and batches are those of the run, so
+that two rates are compared along the same directions.
 """
 
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from math import inf, isfinite, log10
+from math import inf, isfinite
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,11 +50,7 @@ LOOKS, MOST_LOOKS = 10, 16  # steps along which slope and curvature are taken wh
 SEEN = 1e-4  # of the loss: what the bend between three points must be to be more than rounding
 FEW = 5  # rounds of one step each in which nothing is to be seen of a rate
 CHANCE = 5.0  # of nine times and three
-RUNGS = ((1, 4), (3, 2), (9, 1))  # of a wide search: how long each of its runs is, and how many rates go on
-WIDE = 4.33  # times the run's passes: with so much the last two of a wide search are whole runs
 FAILED = 1e3  # times the base's loss: a rate at which nothing comes of it
-
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -164,14 +159,16 @@ class _Trials:
         return self._equipment
 
 
-def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print, share: float = SHARE) -> Found:
+def find_rate(
+    recipe: Recipe, data: TaskData | None = None, say: Callable[[str], None] = print, share: float = SHARE
+) -> Found:
     """Returns a learning rate for a recipe, by short runs.
 
     Args:
         recipe: the recipe; its own rate is where the search starts if nothing else can be said.
         data: its task's, if it is loaded.
         say: told of each trial.
-        share: how much the trials may take, in passes of the run; from 1 on they are wide.
+        share: how much the trials may take, in passes of the run; from 1 on so many whole runs follow them.
 
     Raises:
         RecipeError: the method has no rate; or the run is private, and trials would not count in its epsilon.
@@ -183,7 +180,7 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print, sh
     key, rate = _key(recipe.method)
     trials = _Trials(recipe, recipe.task.load() if data is None else data)
     found, method = Found(key, rate), recipe.method
-    units = share * recipe.rounds * trials.per_round  # rounds of one client
+    units = (share if share < 1 else SHARE) * recipe.rounds * trials.per_round  # rounds of one client
     steps: int = getattr(getattr(method, "training", method), "steps", 1)
     cut = max(1, min(steps, round(steps * units / WHOLE)))
     method = method.model_copy(update={"schedule": None} if getattr(method, "schedule", None) else {})
@@ -197,7 +194,7 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print, sh
         clients = max(1, min(trials.per_round, round(count)))
         return max(1, min(recipe.rounds, round(count / clients))), clients
 
-    def measure(rate: float, count: float, other: int = 0) -> float:
+    def measure(rate: float, count: float, other: int = 0, method: Method = method) -> float:
         rounds, clients = shape(count)
         try:
             loss = trials.loss(trials.run(_at(method, rate), rounds, clients, other))
@@ -216,35 +213,40 @@ def find_rate(recipe: Recipe, data: TaskData | None = None, say: Say = print, sh
     centre = bold if found.start is None else found.start
     said = "nothing" if found.start is None else f"{found.start:.3g}"
     say(f"  slope and curvature along the method's steps say {said}; the base's loss is {found.before:.4f}")
-    if share >= 1:
-        longer = _halved(centre, lambda rate, part: measure(rate, part * units / WIDE / RUNGS[-1][0]))
-    elif method.stepwise and found.start is not None:
+    if method.stepwise and found.start is not None:
         left = (units - trials.units) / 2  # a larger rate may look better for a while, and is not
         rates = [centre, centre / STEP] if left >= FEW * trials.per_round else [centre]
         longer = {one: measure(one, max(left, trials.per_round)) for one in rates}
     else:
         rates = _climb(centre, found.before, lambda rate: measure(rate, short))
         longer = {one: measure(one, 3 * short, 1) for one in rates}
-    found.rate = min(longer, key=lambda one: longer[one])
-    if not longer[found.rate] < found.before:
-        found.rate = found.rate if share >= 1 else rates[0]  # by chance all went uphill
-        say(f"  no rate lowered the loss of {found.before:.4f} in so few rounds: take this one with care")
-    found.rate = float(f"{found.rate:.2g}")
-    found.passes = trials.passes
+    best = min(longer, key=lambda one: longer[one])
+    found.rate = _told(best if longer[best] < found.before else rates[0])  # by chance all may go uphill
     found.whole = trials.passes / trials.units * recipe.rounds * trials.per_round * steps / cut
+    if share >= 1:
+        whole = recipe.rounds * trials.per_round
+        longer = _whole_runs(found.rate, int(share), lambda rate: measure(rate, whole, method=recipe.method))
+        found.rate = min(longer, key=lambda one: longer[one])
+    if not min(longer.values()) < found.before:
+        say(f"  no rate lowered the loss of {found.before:.4f} in so few rounds: take this one with care")
+    found.passes = trials.passes
     return found
 
 
-def _halved(centre: float, measure: Callable[[float, int], float]) -> dict[float, float]:
-    """Returns what the last rates of a wide search have come to: of 1, 3.2, 10, ..., on while the edge is the best."""
-    at = round(2 * log10(centre))
-    losses = {i: measure(10 ** (i / 2), RUNGS[0][0]) for i in range(at - 4, at + 5)}
-    for edge, step in ((max, 1), (min, -1)):
-        while all(losses[edge(losses)] < loss for i, loss in losses.items() if i != edge(losses)):
-            losses[edge(losses) + step] = measure(10 ** ((edge(losses) + step) / 2), RUNGS[0][0])
-    for (_, kept), (part, _) in pairwise(RUNGS):
-        losses = {i: measure(10 ** (i / 2), part) for i in sorted(losses, key=lambda one: losses[one])[:kept]}
-    return {10 ** (i / 2): loss for i, loss in losses.items()}
+def _whole_runs(centre: float, most: int, measure: Callable[[float], float]) -> dict[float, float]:
+    """Returns what so many whole runs come to: at three times more, or less, on while it helps, then between."""
+    losses = {centre: measure(centre)}
+    for edge, step in ((max, STEP), (min, 1 / STEP)):
+        while len(losses) < most and min(losses, key=lambda one: losses[one]) == edge(losses):
+            rate = _told(edge(losses) * step)
+            losses[rate] = measure(rate)
+    between = [_told(min(losses, key=lambda one: losses[one]) * by) for by in (STEP**0.5, STEP**-0.5)]
+    return losses | {rate: measure(rate) for rate in between[: most - len(losses)]}
+
+
+def _told(rate: float) -> float:
+    """Returns a rate in the two digits in which it is told."""
+    return float(f"{rate:.2g}")
 
 
 def _climb(centre: float, before: float, measure: Callable[[float], float]) -> list[float]:
