@@ -140,6 +140,7 @@ def test_steps_that_are_taken_up_are_measured_and_remembered():
     made, again = (Coordinator(FERRET, LAYOUT, 1, [1], 1) for _ in range(2))
     steps = [round_of(made, number, (0, coefficients(made, number))) for number in (1, 2, 3)]
     assert again.catch_up(steps) == [Content(len(steps[0]), 2, 1)] * 3 and again.steps == 3
+    assert dense().catch_up([floats(1.0, 2.0)]) == [Content(8, 2)]
     for one in (made, again):
         assert round_of(one, 4, (0, coefficients(one, 4, 1e4))) == b"" and "the last 3 were about 1" in one.untaken
         assert round_of(one, 5, (0, coefficients(one, 5, 900.0))) != b""
