@@ -132,7 +132,7 @@ def run(
 @grouped
 def tune_rate(
     recipe: RecipeArgument, *, reading: ReadingForDevice, telling: Telling,
-    share: Annotated[float, typer.Option(min=0.1, max=20, help="Of trials, in runs; from 1 on: so many whole ones.")] = 0.1,
+    share: Annotated[float, typer.Option(min=0.1, max=20, help="Passes, in runs; from 1 on: whole runs, too.")] = 0.1,
 ) -> None:  # fmt: skip
     """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's passes."""
     checked, shown = reading.read(recipe, here=True), telling.screen()
