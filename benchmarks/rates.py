@@ -1,17 +1,21 @@
 """Does `fedseed tune-rate` find the rate that a full grid would? Eight small models, tasks and methods.
 
-    python benchmarks/rates.py [--fresh] [--share 4.33] [--out runs/rates.json]
+    python benchmarks/rates.py [--fresh] [--share 6] [--out runs/rates.json]
+    python benchmarks/rates.py --seeds 21 22 23 24 25 26 27 28 --out runs/rates.json
 
 Of each a full run with the rate that is found, and full runs with nine rates over four decades. The loss on the task's
 validation examples, by which a search chooses, decides; that on held-out ones, which a search never sees, stands beside
-it. What is in the file already is not run again.
+it. What is in the file already is not run again. With --seeds the rates that were found, and those of the grids with at
+least half of the best gain, are run again with other seeds, as one run's end near the rate that diverges is luck.
 """
 
 import argparse
 import json
 import tempfile
+from collections.abc import Collection
 from math import inf, isfinite, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -134,7 +138,7 @@ def data(folder: Path, task: str) -> str:
     return str(folder / task)
 
 
-def recipe_of(folder: Path, name: str) -> Recipe:
+def recipe_of(folder: Path, name: str, *more: str) -> Recipe:
     """The recipe of a pair."""
     kind, task, settings, _ = (PAIRS | FRESH)[name]
     where = base(folder, kind) if kind.partition("-")[0] in SIZES else kind
@@ -149,7 +153,7 @@ def recipe_of(folder: Path, name: str) -> Recipe:
         "stopping.patience=2",
     ]  # two evaluations: none stops early, and the validation loss is told
     (folder / "empty.toml").write_text("")
-    return read_recipe(folder / "empty.toml", text)
+    return read_recipe(folder / "empty.toml", [*text, *more])
 
 
 def losses_after(recipe: Recipe) -> list[list[float]]:
@@ -169,17 +173,50 @@ def share(kept: dict[str, Any], which: int) -> str:
     return f"{gain / best:.1%}" if best > NOTHING * kept["before"][which] else "no rate gains"
 
 
+def again(folder: Path, done: dict[str, Any], seeds: list[int], out: Path, names: Collection[str]) -> None:
+    """Mean validation loss over seeds: the rate that was found, and the best of the grid."""
+    print("| pair | rate found | before | after | best of nine | at | share of its gain |\n|" + "---|" * 7)
+    for name in names:
+        kept = done[name]
+        lowest, before = min(after[0] for after in kept["grid"].values()), kept["before"][0]
+        exact = dict(zip(kept["grid"], (PAIRS | FRESH)[name][3], strict=True))
+        rates = {
+            rate: exact[rate] for rate, after in kept["grid"].items() if before - after[0] >= (before - lowest) / 2
+        }
+        ends: dict[str, list[float]] = {}
+        for rate, value in {"found": kept["rate"], **rates}.items():
+            for seed in seeds:
+                key = f"{rate}, seed {seed}"
+                if key not in kept.setdefault("again", {}):
+                    recipe = recipe_of(folder, name, f"seed={seed}")
+                    kept["again"][key] = losses_after(with_rate(recipe, value))
+                    out.write_text(json.dumps(done, indent=1))
+                ends.setdefault(rate, []).append(kept["again"][key][1][0])
+        begun = fmean(start[0] for start, _ in kept["again"].values() if isfinite(start[0]))
+        means = {rate: fmean(losses) for rate, losses in ends.items()}
+        best = min(rates, key=lambda rate: means[rate])
+        gain = (begun - means["found"]) / (begun - means[best])
+        losses = " | ".join(f"{loss:.3f}" for loss in (begun, means["found"], means[best]))
+        print(f"| {name} | {kept['rate']:.2g} | {losses} | {best} | {gain:.1%} |", flush=True)
+
+
 def main() -> None:
     """Run what is missing and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("runs/rates.json"))
     parser.add_argument("--fresh", action="store_true", help="eight pairs that the rule was not made with")
     parser.add_argument("--share", type=float, default=SHARE, help="passes that the search may take, in runs")
+    parser.add_argument("--seeds", type=int, nargs="+", help="run what the file has again with these")
+    parser.add_argument("--pairs", nargs="+", help="of them these alone")
     args = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
     done: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    if args.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            again(Path(folder), done, args.seeds, args.out, args.pairs or (FRESH if args.fresh else PAIRS))
+        return
     titles = "pair | rate found | slope and curvature say | passes | before | after | best of nine | at"
     print(f"| {titles} | share of its gain | held-out |\n|" + "---|" * 10)
     with tempfile.TemporaryDirectory() as folder:
