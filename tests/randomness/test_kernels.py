@@ -10,17 +10,8 @@ import torch
 from fedseed.randomness import Basis, Domain, entries, stream
 from fedseed.randomness.kernels import load, reference
 from fedseed.randomness.kernels.reference import Part, from_float
-from support.bits import (
-    DTYPES,
-    FLAT,
-    REFERENCE,
-    check_moved,
-    check_projected,
-    check_summed,
-    coefficients,
-    same_bits,
-    stored,
-)
+from support import bits
+from support.bits import DTYPES, REFERENCE, check_moved, check_projected, check_summed, coefficients, same_bits, stored
 from support.forked import forked
 from support.tiers import tiered
 
@@ -29,7 +20,9 @@ CPU = load("cpu")
 RUNS = [(0, 1), (3, 17), (1000, 4097), (4093, 10_007), (2**20 - 77, 20_011), (2**33 + 5, 513)]
 
 
-@tiered({"name": FLAT, "start, count": RUNS, "directions, first": [(1, 0), (7, 3), (150, 0), (150, 130)]}, together=2)
+@tiered(
+    {"name": bits.FLAT, "start, count": RUNS, "directions, first": [(1, 0), (7, 3), (150, 0), (150, 130)]}, together=2
+)
 def test_combine_project_and_direction(name, start, count, directions, first):
     rng = np.random.default_rng(0)
     spec = Basis(name, 12345678901234567, size=64).spec
@@ -50,7 +43,7 @@ def test_many_directions():
 
 
 @pytest.mark.long
-@tiered({"name": FLAT, "dtype": DTYPES, "start, count": RUNS, "directions": [1, 7]}, together=2)
+@tiered({"name": bits.FLAT, "dtype": DTYPES, "start, count": RUNS, "directions": [1, 7]}, together=2)
 def test_moved_weights(name, dtype, start, count, directions):
     """Several parts at once; into other memory, and in place."""
     rng = np.random.default_rng(4)
@@ -88,7 +81,7 @@ def test_nothing_to_add_leaves_the_weights():
             before = w.copy()
             kernels.move(w, w, "float32", kernels.prepare(parts, 9000), 0.5, 0)
             same_bits(w, before)
-        for name in FLAT:
+        for name in bits.FLAT:
             assert kernels.project(Basis(name).spec, 0, 3, w[:0], 5, 9).tolist() == [0] * 3
             assert kernels.project(Basis(name).spec, 0, 0, w, 5, 9005).shape == (0,)
 
@@ -120,7 +113,7 @@ def test_the_bound_of_truncated_entries_is_the_largest_number_that_does_not_exce
     assert found[0] == -bound and found[1] == bound
 
 
-@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("name", bits.FLAT)
 def test_operations_agree_with_single_directions(name):
     """combine and project against matrix products of the directions; relative tolerance 1e-5."""
     rng = np.random.default_rng(3)

@@ -14,17 +14,8 @@ from fedseed import Basis
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
 from fedseed.randomness.matrices import Matrices
-from support.bits import (
-    DTYPES,
-    FLAT,
-    REFERENCE,
-    check_moved,
-    check_projected,
-    check_summed,
-    coefficients,
-    same_bits,
-    stored,
-)
+from support import bits
+from support.bits import DTYPES, REFERENCE, check_moved, check_projected, check_summed, coefficients, same_bits, stored
 from support.tiers import mark, tiered
 
 FLAT_TRITON = pytest.importorskip("triton") and importlib.import_module("fedseed.randomness.kernels.triton")
@@ -58,7 +49,7 @@ def takes_the_interpreter_long(name, run, *_):
 
 
 @tiered(
-    {"name": FLAT, "run": [*RUNS, LONG], "directions": [1, 7], "dtype": DTYPES},
+    {"name": bits.FLAT, "run": [*RUNS, LONG], "directions": [1, 7], "dtype": DTYPES},
     without=takes_the_interpreter_long,
     quick=2,
     slow=lambda name, run, directions, dtype: run != (3, 17),
@@ -82,7 +73,7 @@ WIDTHS = [
 
 
 @tiered(
-    {"name": FLAT, "run, directions, first": WIDTHS},
+    {"name": bits.FLAT, "run, directions, first": WIDTHS},
     quick=1,
     without=lambda name, run, directions, _: (
         takes_the_interpreter_long(name, run) or (not GPU and "normal" in name and directions == 4099)
@@ -104,7 +95,7 @@ def test_projections_over_several_launches(name, monkeypatch):
     check_projected(TRITON, Basis(name, 1, size=8).spec, 5, 7, x, 2**21 - 700, 1500)
 
 
-@pytest.mark.parametrize("name", mark(FLAT, lambda name: name != "rademacher"))
+@pytest.mark.parametrize("name", mark(bits.FLAT, lambda name: name != "rademacher"))
 def test_single_directions_and_sums(name):
     spec = Basis(name, 8, size=100).spec
     for k, start, count in ((0, 0, 5), (130, 1021, 300), (2**32 - 1, 2**33 - 2, 9)):
@@ -140,7 +131,7 @@ def test_gaps_in_memory_are_refused():
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU: the interpreter would take hours")
-@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("name", bits.FLAT)
 def test_large_runs_on_a_gpu(name):
     """Against the CPU's kernels: every dtype, thousands of directions, several spans, indices beyond 32 bits."""
     rng = np.random.default_rng(9)
