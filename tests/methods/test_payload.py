@@ -14,29 +14,7 @@ from numpy.typing import NDArray
 
 from fedseed import FeedSign, MeZO
 from fedseed.errors import MessageError
-from fedseed.methods.payload import (
-    About,
-    Array,
-    Bits,
-    Content,
-    Floats,
-    Halves,
-    Many,
-    Nothing,
-    Payload,
-    Ragged,
-    Scalar,
-    Scalars,
-    State,
-    Summand,
-    Tensors,
-    check_pack,
-    codecs,
-    from_floats,
-    pack,
-    to_floats,
-    unpack,
-)
+from fedseed.methods import payload as wire
 from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -49,20 +27,20 @@ NOBODY = ("update", "plan")
 def about(kind="update", **settings):
     """What the payloads here are read against: a method's settings, a state with two blocks."""
     state = SimpleNamespace(blocks=2, layout=LAYOUT)
-    return About(SimpleNamespace(**{**vars(METHOD), **settings}), state, kind, 1)
+    return wire.About(SimpleNamespace(**{**vars(METHOD), **settings}), state, kind, 1)
 
 
 def same(a, b):
     """Whether two payloads are equal, arrays by their dtypes and elements."""
     assert type(a) is type(b)
-    for name, _ in codecs(type(a)):
+    for name, _ in wire.codecs(type(a)):
         mine, other = getattr(a, name), getattr(b, name)
-        if isinstance(mine, Payload):
+        if isinstance(mine, wire.Payload):
             same(mine, other)
         elif isinstance(mine, tuple):
             assert len(mine) == len(other)
             for x, y in zip(mine, other, strict=True):
-                same(x, y) if isinstance(x, Payload) else np.testing.assert_array_equal(x, y, strict=True)
+                same(x, y) if isinstance(x, wire.Payload) else np.testing.assert_array_equal(x, y, strict=True)
         elif isinstance(mine, np.ndarray):
             np.testing.assert_array_equal(mine, other, strict=True)
         else:
@@ -70,59 +48,59 @@ def same(a, b):
 
 
 @dataclass(frozen=True)
-class Numbers(Payload):
-    small: Annotated[int, Scalar("u4")]
-    large: Annotated[int, Scalar("u8")]
-    single: Annotated[float, Scalar("f4")]
-    double: Annotated[float, Scalar("f8")]
-    there: Annotated[float | None, Scalar("f4", when="yes")]
-    not_there: Annotated[float | None, Scalar("f4", when="no")] = None
+class Numbers(wire.Payload):
+    small: Annotated[int, wire.Scalar("u4")]
+    large: Annotated[int, wire.Scalar("u8")]
+    single: Annotated[float, wire.Scalar("f4")]
+    double: Annotated[float, wire.Scalar("f8")]
+    there: Annotated[float | None, wire.Scalar("f4", when="yes")]
+    not_there: Annotated[float | None, wire.Scalar("f4", when="no")] = None
 
 
 @dataclass(frozen=True)
-class Arrays(Payload):
-    fixed: Annotated[NDArray[np.uint32], Array("u4", 2)]
-    by_setting: Annotated[Floats, Array("f4", "count")]
-    not_there: Annotated[Floats | None, Array("f4", "n", when="no")]
-    indices: Annotated[NDArray[np.uint32], Array("u4", "n")]
-    scalars: Annotated[NDArray[np.float64], Array("f8", "n", when="yes")]
-    none: Annotated[Floats, Array("f8", "zero")] = ()
+class Arrays(wire.Payload):
+    fixed: Annotated[NDArray[np.uint32], wire.Array("u4", 2)]
+    by_setting: Annotated[wire.Floats, wire.Array("f4", "count")]
+    not_there: Annotated[wire.Floats | None, wire.Array("f4", "n", when="no")]
+    indices: Annotated[NDArray[np.uint32], wire.Array("u4", "n")]
+    scalars: Annotated[NDArray[np.float64], wire.Array("f8", "n", when="yes")]
+    none: Annotated[wire.Floats, wire.Array("f8", "zero")] = ()
 
 
 @dataclass(frozen=True)
-class Signs(Summand):
-    signs: Annotated[NDArray[np.int8], Bits("count")]
+class Signs(wire.Summand):
+    signs: Annotated[NDArray[np.int8], wire.Bits("count")]
 
 
 @dataclass(frozen=True)
-class Estimates(Scalars):
-    seed: Annotated[int, Scalar("u8")] = 1
-    place: Annotated[int, Scalar("u4")] = 2
-    scalars: Annotated[Floats, Array("f4", "count", each="most")] = ()
+class Estimates(wire.Scalars):
+    seed: Annotated[int, wire.Scalar("u8")] = 1
+    place: Annotated[int, wire.Scalar("u4")] = 2
+    scalars: Annotated[wire.Floats, wire.Array("f4", "count", each="most")] = ()
 
     def numbers(self, about):
         return super().numbers(about)[: about.method.most]
 
 
 @dataclass(frozen=True)
-class Blocks(Payload):
-    blocks: Annotated[tuple[Floats, ...], Ragged("most")]
+class Blocks(wire.Payload):
+    blocks: Annotated[tuple[wire.Floats, ...], wire.Ragged("most")]
 
 
 @dataclass(frozen=True)
-class Whole(Payload):
-    data: Annotated[bytes, Tensors()]
+class Whole(wire.Payload):
+    data: Annotated[bytes, wire.Tensors()]
 
 
 @dataclass(frozen=True)
-class Optional(Payload):
-    scalars: Annotated[Floats, Array("f4", "count", optional=True)]
+class Optional(wire.Payload):
+    scalars: Annotated[wire.Floats, wire.Array("f4", "count", optional=True)]
 
 
 @dataclass(frozen=True)
-class Inner(Payload):
-    number: Annotated[int, Scalar("u4")]
-    blocks: Annotated[tuple[Floats, ...], Ragged("most")]
+class Inner(wire.Payload):
+    number: Annotated[int, wire.Scalar("u4")]
+    blocks: Annotated[tuple[wire.Floats, ...], wire.Ragged("most")]
 
     def check(self, about):
         if self.number > 9:
@@ -130,17 +108,17 @@ class Inner(Payload):
 
 
 @dataclass(frozen=True)
-class Outer(Payload):
-    in_updates: Annotated[float | None, Scalar("f4", only="update")]
-    parts: Annotated[tuple[Inner, ...], Many(Inner)]
+class Outer(wire.Payload):
+    in_updates: Annotated[float | None, wire.Scalar("f4", only="update")]
+    parts: Annotated[tuple[Inner, ...], wire.Many(Inner)]
 
 
 @dataclass(frozen=True)
-class Halved(Payload):
+class Halved(wire.Payload):
     """Numbers whose length another number says."""
 
-    length: Annotated[int, Scalar("u4")]
-    halves: Annotated[Floats, Halves(lambda reader: reader.got["length"])]
+    length: Annotated[int, wire.Scalar("u4")]
+    halves: Annotated[wire.Floats, wire.Halves(lambda reader: reader.got["length"])]
 
 
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -167,8 +145,10 @@ def test_signs_take_a_bit_each(values):
 def test_only_a_step_may_be_empty(kind):
     """Nobody answered: no elements, whatever the settings say."""
     payload = kind.decode(b"", about("step"))
-    assert payload.encode() == b"" and len(getattr(payload, codecs(kind)[0][0])) == payload.size(about("step")) == 0
-    assert payload.content(9) == Content()
+    assert (
+        payload.encode() == b"" and len(getattr(payload, wire.codecs(kind)[0][0])) == payload.size(about("step")) == 0
+    )
+    assert payload.content(9) == wire.Content()
     for what in NOBODY:
         with pytest.raises(MessageError):
             kind.decode(b"", about(what))
@@ -183,9 +163,9 @@ def test_numbers_are_rounded_as_torch_does(values):
     array = np.array(values, dtype=np.float32)
     for dtype in ("float32", "bfloat16", "float16"):
         expected = torch.from_numpy(array).to(getattr(torch, dtype))
-        data = from_floats(array, dtype)
+        data = wire.from_floats(array, dtype)
         assert data == expected.view(torch.uint8).numpy().tobytes()
-        np.testing.assert_array_equal(to_floats(data, dtype), expected.float().numpy())
+        np.testing.assert_array_equal(wire.to_floats(data, dtype), expected.float().numpy())
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -194,8 +174,8 @@ NUMBERS = Numbers(1, 2, 0.5, 0.25, 3.0)
 ARRAYS = Arrays(np.zeros(2), np.zeros(3), None, np.zeros(2), np.zeros(2))
 BLOCKS = Blocks((np.ones(2), np.ones(4)))
 INNER = Inner(9, BLOCKS.blocks)
-EXAMPLES = [NUMBERS, ARRAYS, Signs(np.array([1, -1, 1])), BLOCKS, Whole(DATA), Optional(np.ones(3)), INNER, Nothing(),
-            Outer(None, (INNER, INNER)), Halved(2, np.array([1.5, -3]))]  # fmt: skip
+EXAMPLES = [NUMBERS, ARRAYS, Signs(np.array([1, -1, 1])), BLOCKS, Whole(DATA), Optional(np.ones(3)), INNER,
+            wire.Nothing(), Outer(None, (INNER, INNER)), Halved(2, np.array([1.5, -3]))]  # fmt: skip
 
 
 @pytest.mark.parametrize("payload", EXAMPLES, ids=lambda payload: type(payload).__name__)
@@ -257,9 +237,9 @@ def test_what_errors_say():
         Whole.decode(DATA[:-1], about())
     with pytest.raises(MessageError, match="12 is not a digit"):  # the check of what lies inside
         Outer.decode(Outer(0.5, (Inner(12, BLOCKS.blocks),)).encode(), about())
-    silent = dataclass(type("Silent", (Payload,), {"__annotations__": {"number": int}}))
+    silent = dataclass(type("Silent", (wire.Payload,), {"__annotations__": {"number": int}}))
     with pytest.raises(TypeError, match=r"Silent\.number: annotate how it travels"):
-        codecs(silent)
+        wire.codecs(silent)
 
 
 @given(st.binary(max_size=60), st.sampled_from(["plan", "update", "step"]))
@@ -287,7 +267,7 @@ def test_updates_that_add_up_are_vectors_as_long_for_every_client():
 
 
 def test_numbers_are_the_vector_where_a_payload_does_not_say():
-    own = type("Own", (Payload,), dict.fromkeys(("vector", "with_vector"), lambda self, *given: given))()
+    own = type("Own", (wire.Payload,), dict.fromkeys(("vector", "with_vector"), lambda self, *given: given))()
     assert own.numbers("about") == ("about",) and own.with_numbers(1, "about") == (1, "about")
 
 
@@ -302,7 +282,7 @@ def test_estimates_are_as_large_as_they_are_in_the_methods_unit():
 
 
 def test_seeds_are_the_runs_and_the_rounds():
-    state = State(LAYOUT, 5)
+    state = wire.State(LAYOUT, 5)
     assert state.round_seed() == derive(5, Domain.ROUND_SEED, 0) != state.round_seed(1)
     assert state.client_seed(2, 3) == derive(5, Domain.CLIENT_SEED, 2, 3)
 
@@ -315,16 +295,16 @@ def test_packed_signs_take_a_bit_each_without_padding(votes, data):
     method = FeedSign(votes_per_round=votes)
     steps = data.draw(st.lists(st.lists(st.sampled_from([1, -1]), min_size=votes, max_size=votes), min_size=1))
     payloads = [method.step_type(np.array(step, dtype=np.int8)).encode() for step in steps]
-    packed = pack(method, payloads)
+    packed = wire.pack(method, payloads)
     assert len(packed) == -(-votes * len(steps) // 8)
-    assert unpack(method, packed, len(steps)) == payloads
+    assert wire.unpack(method, packed, len(steps)) == payloads
 
 
 @given(st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=9))
 def test_other_steps_are_packed_one_after_the_other(payloads):
     method = MeZO(estimates=2)
-    packed = pack(method, payloads)
-    assert packed == b"".join(payloads) and unpack(method, packed, len(payloads)) == payloads
+    packed = wire.pack(method, payloads)
+    assert packed == b"".join(payloads) and wire.unpack(method, packed, len(payloads)) == payloads
 
 
 def test_records_that_can_not_be_unpacked():
@@ -337,7 +317,7 @@ def test_records_that_can_not_be_unpacked():
         (three, b"\x7f", 2, "more than 6 numbers"),
     ):
         with pytest.raises(MessageError, match=text):
-            check_pack(method, data, count)
-    check_pack(three, b"\x3f", 2)
+            wire.check_pack(method, data, count)
+    wire.check_pack(three, b"\x3f", 2)
     for count in (1, 7):
-        check_pack(MeZO(), b"1234567", count)
+        wire.check_pack(MeZO(), b"1234567", count)
