@@ -98,6 +98,7 @@ def test_a_step_is_what_the_rule_makes_of_the_entries(monkeypatch):
 
 def test_messages_that_nobody_can_have_made_are_refused():
     method, state = started(TopK(share=0.001))  # 4, 4 and 1 entries
+    assert [TopK(share=share).counts(state).tolist() for share in (0.001, 1)] == [[4, 4, 1], [4096, 4096, SIZE - 8192]]
     good = method.compressed(state, np.random.default_rng(1).normal(size=SIZE).astype(np.float32), 1)
 
     def refused(text, scales=good.scales, places=good.places.numbers, codes=good.codes.numbers):
