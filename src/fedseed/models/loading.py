@@ -154,9 +154,7 @@ def load_model(
     missing = sorted(lacking.difference(drawn))
     if missing:  # transformers would go on with random numbers in their place
         of_all = f"all weights of {type(model).__name__} ({listed(missing, 3)} missing)"
-        raise _problem(
-            base, f"its files do not have {of_all}; the task needs {loader.about} (or set model.architecture)"
-        )
+        raise _problem(base, f"its files do not have {of_all}; the task needs {loader.about} (see model.architecture)")
     try:
         processor = loader.processor(place, trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
