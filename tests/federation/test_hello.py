@@ -67,8 +67,7 @@ def told(header, run=None, **changes):
     """
 
     async def talk():
-        one = Talk()
-        await one.start()
+        one = await Talk().start()
         one.reception.header = run
         about = {"host": "a", "header": header, "names": ["a"], "at": 0, **changes}
         data = json.dumps(about).encode()

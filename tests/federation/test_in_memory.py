@@ -1,5 +1,6 @@
 """Whole runs over the transport in memory: the conversation is the same, whatever carries the bytes."""
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -114,11 +115,15 @@ class Validated(Problem):
 
 @pytest.mark.long
 def test_a_run_stops_early_where_one_process_does(tmp_path):
-    """Rates far below a weight's last place bring no better loss. One coordinator fails just before the end."""
+    """Rates far below a weight's last place bring no better loss.
+
+    One coordinator fails when it has made a log, before the first entry, and one just before the end.
+    """
     problem, method = Validated(), METHODS["feedsign"] | {"learning_rate": 1e-30}
     checked = recipe("feedsign", rounds=9, stopping={"patience": 2}, method=method)
     expected = problem.federation(checked.method, rounds=9, per_round=5, joint=False, patience=2).run()
     clients = Clients(checked, problem, ["client-*"])
+    asyncio.run(asyncio.run(clients.way().coordinator()).writer(None))
     with pytest.raises(KeyboardInterrupt):
         coordinate(checked, "run", clients.way(), tmp_path / "run", progress=Ending(4))
     result = clients.ended(expected, tmp_path / "run")

@@ -11,8 +11,7 @@ from support.reception import Talk
 
 
 async def test_parties_need_only_know_themselves():
-    one = Talk(names=("north", "south"))
-    await one.start()
+    one = await Talk(names=("north", "south")).start()
     assert "refused" not in await one.hello(["south"])
     assert one.roster.names == ["north", "south"] and one.roster.present() == {1} and one.roster.away() == ["north"]
     assert "this run has no client west: it has north, south" in (await one.hello(["west"], attach=False))["refused"]
@@ -22,16 +21,14 @@ async def test_parties_need_only_know_themselves():
 
 
 async def test_the_first_to_come_does_not_say_who_there_is_if_it_has_data_of_its_own():
-    one = Talk()
-    await one.start()
+    one = await Talk().start()
     refused = (await one.hello(["north"]))["refused"]
     assert "does not know who takes part" in refused and "federation.clients" in refused
     assert one.roster.names == []
 
 
 async def test_whoever_enrols_speaks_for_itself():
-    one = Talk(enrols=True, start_with=2)
-    await one.start()
+    one = await Talk(enrols=True, start_with=2).start()
     await one.hello(["south"])
     # it claims a client that another process speaks for, and one that nobody does
     one.reception.attach("north", Attach(client="north", host="north", examples=1))
@@ -70,8 +67,7 @@ async def test_a_stranger_has_everybody_called_less_and_less_often():
 
 async def test_all_clients_are_not_looked_at_for_each_that_comes(monkeypatch):
     names = [f"client-{number:03d}" for number in range(200)]
-    one, looks = Talk(names=names), []
-    await one.start()
+    one, looks = await Talk(names=names).start(), []
     present = one.roster.present
     monkeypatch.setattr(one.roster, "present", lambda: looks.append(1) or present())
     start = asyncio.create_task(one.reception.assemble())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed import Basis, FeedSign, MeZO, ZOFedSGD
+from fedseed import Basis, FeedSign, MeZO, RandOpt, ZOFedSGD
 from fedseed.errors import MessageError
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods.fedkseed import Pairs
@@ -142,7 +142,8 @@ def test_autocast_sees_each_side_of_a_perturbation_in_a_model_that_has_to_be_mov
     assert plus != minus and client.space.digest() == before
 
 
-def test_estimates_of_a_quadratic_are_its_slopes():
+@pytest.mark.parametrize("kind", [MeZO, RandOpt])  # the second has no population
+def test_estimates_of_a_quadratic_are_its_slopes(kind):
     """l(w) = sum_i a_i w_i^2 / 2 along z: two-point z^T A w exactly, one-point z^T A w + eps z^T A z / 2."""
     curvature, at = torch.tensor([1.0, 4.0, 0.5, 2.0]), torch.tensor([3.0, -1.0, 2.0, 0.5])
     net = torch.nn.Linear(4, 1, bias=False)
@@ -150,7 +151,7 @@ def test_estimates_of_a_quadratic_are_its_slopes():
         net.weight.copy_(at[None])
     rows = Supervised(lambda out, y: (out * out).reshape(len(out), -1).sum(1) / 2)  # of sqrt(4 a_i) e_i
     items = [(row, torch.zeros(1)) for row in torch.diag((4 * curvature).sqrt())]  # the mean over four is l
-    method = MeZO(scale=0.25, batch=4, basis="rademacher")
+    method = kind(scale=0.25, batch=4, basis="rademacher")
     client = LocalClient(ParameterSpace(net), rows, items, 1, 1, 0)
     basis = method.directions(7)
     for k in range(4):

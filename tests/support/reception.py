@@ -35,6 +35,7 @@ class Talk:
         self.roster = Roster(1000.0, list(self.settings.names), self.settings.enrols)
         self.reception = Reception(session, self.roster, self.method, 0)
         self.base = self.reception.base
+        return self
 
     async def hello(self, names, party=True, attach=True, host=None, header=None, weights=None, **more):
         """A process of some clients comes; what it is told, once the start has looked at it."""

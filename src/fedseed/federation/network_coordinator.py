@@ -97,7 +97,7 @@ class NetworkCoordinator(Working):
             there = None
         await end.allow(None, None)
         await end.listen(self.receive, lambda: status_answer(self.status(), end.largest), self.session.rejected.add)
-        if there is None:
+        if there is None or not there.last:  # or who made it ended before its first entry
             if known and end.lasting:
                 self.session.progress.warn("the server has lost the run: it is put there again from the orbit")
             header = await self.reception.assemble()

@@ -214,4 +214,4 @@ def _chunks(vector: Floats, counts: NDArray[np.int64]) -> Iterator[tuple[Floats,
         hi = min(whole, lo + TOGETHER)
         yield vector[lo * CHUNK : hi * CHUNK].reshape(-1, CHUNK), int(counts[0])
     if len(vector) % CHUNK:
-        yield vector[whole * CHUNK :].reshape(1, -1), int(counts[-1])
+        yield vector[None, whole * CHUNK :], int(counts[-1])
