@@ -12,12 +12,6 @@ from fedseed.optimizers.rules import Moments, Rule
 from fedseed.weights.change import Optimize, Term
 
 
-def torch_optimizer(rule, parameters):
-    if rule.kind != "adam":
-        return torch.optim.SGD(parameters, lr=rule.rate, momentum=rule.beta1, nesterov=rule.kind == "nesterov")
-    return torch.optim.Adam(parameters, lr=rule.rate, betas=(rule.beta1, rule.beta2), eps=rule.eps)
-
-
 @pytest.mark.parametrize(
     "rule", [Rule("momentum", 0.03), Rule("nesterov", 0.03), Rule("adam", 0.01), Rule("adam", 0.01, 0.5, 0.9, 1e-4)]
 )
@@ -26,7 +20,9 @@ def test_a_run_is_torchs_within_rounding(rule):
     model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 2))
     space, basis = ParameterSpace(model, blocks=2), Basis("normal", 3)
     twin = torch.nn.Parameter(torch.cat([p.detach().reshape(-1) for p in space.parameters]))
-    optimizer = torch_optimizer(rule, [twin])
+    adam = torch.optim.Adam([twin], rule.rate, (rule.beta1, rule.beta2), rule.eps)
+    sgd = torch.optim.SGD([twin], rule.rate, rule.beta1, nesterov=rule.kind == "nesterov")
+    optimizer = adam if rule.kind == "adam" else sgd
     rng = np.random.default_rng(0)
     for step in range(50):
         c = rng.normal(size=3).astype(np.float32)

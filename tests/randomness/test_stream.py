@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedseed.errors import RecipeError
 from fedseed.randomness import stream
 from fedseed.randomness.stream import Domain, derive, permutation, philox4x32, sample, uniform_integers, words
 
@@ -31,8 +32,8 @@ def test_counter_and_key_are_laid_out_as_specified():
     assert [f"{int(w):08x}" for w in row] == ["d16cfe09", "94fdcceb", "5001e420", "24126ea1"]
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, ONES), st.integers(0, 2**64 - 1), st.integers(0, stream.FEW))
-def test_a_few_blocks_made_one_by_one_are_the_definitions(seed, direction, first, count):
+@given(st.integers(0, 2**64 - 1), st.integers(0, ONES), st.integers(0, 2**64 - 1), st.integers(0, 2 * stream.FEW))
+def test_blocks_are_the_definitions_whether_a_few_are_made_one_by_one_or_many_at_once(seed, direction, first, count):
     found = words(seed, np.int64(7), np.int64(direction), first, count)
     index = [(first + i) % 2**64 for i in range(count)]
     low_high = np.array([(i & ONES, i >> 32) for i in index], dtype=np.uint64).reshape(count, 2)
@@ -52,6 +53,13 @@ def test_uses_of_a_seed_share_no_numbers():
 def test_a_seed_out_of_range_is_refused(seed):
     with pytest.raises(ValueError, match="seed = "):
         words(seed, 0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, True, 1.5, "7"])
+def test_what_is_given_as_a_seed_and_is_none_is_said(seed):
+    assert stream.check_seed(np.int64(0)) == 0 and stream.check_seed(2**64 - 1) == 2**64 - 1
+    with pytest.raises(RecipeError, match=f"--seeds = '?{seed}'?: a whole number from 0 to 2"):
+        stream.check_seed(seed, "--seeds")
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 200))
