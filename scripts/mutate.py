@@ -26,19 +26,8 @@ import tomli_w
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("mutations.toml")
 TIERS = ("not long and not slow", "not slow")
-NOTICED = {
-    1,
-    3,
-    24,
-    36,
-    37,
-    152,
-    255,
-    -24,
-    -9,
-    -11,
-    -15,
-}  # exit codes: a test failed, or the code never ended or crashed
+# exit codes: a test failed, or the code never ended or crashed
+NOTICED = {1, 3, 24, 36, 37, 152, 255, -24, -9, -11, -15}
 SAME = (  # what is left out of a comparison: texts, what is said of a mistake, defaults that are spelt out
     re.compile(r"""[rbf]*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')""", re.IGNORECASE),
     re.compile(r"raise \w+\(.*"),
