@@ -2,7 +2,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedseed.errors import RecipeError
@@ -32,6 +32,7 @@ def test_counter_and_key_are_laid_out_as_specified():
     assert [f"{int(w):08x}" for w in row] == ["d16cfe09", "94fdcceb", "5001e420", "24126ea1"]
 
 
+@example(0, 0, 2**33 - 3, 20)
 @given(st.integers(0, 2**64 - 1), st.integers(0, ONES), st.integers(0, 2**64 - 1), st.integers(0, 2 * stream.FEW))
 def test_blocks_are_the_definitions_whether_a_few_are_made_one_by_one_or_many_at_once(seed, direction, first, count):
     found = words(seed, np.int64(7), np.int64(direction), first, count)
