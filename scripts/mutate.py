@@ -34,7 +34,7 @@ SAME = (  # what is left out of a comparison: texts, what is said of a mistake, 
     re.compile(r",? ?\b(strict|dtype|copy)=[\w.]+,?|\.astype\([\w.\"<]*\)|,? *(?=\))"),
     re.compile(r"\bcast\(\w+, "),
     re.compile(r"\.reshape\(-[12]"),  # any negative length is that of the rest
-    re.compile(r"\.to\((None|[\w.]+\.device)\)|,? ?\bdevice=[\w.]*|kernels\.current\([\w.]*\)"),  # of one device
+    re.compile(r"\.to\((None|[\w.]+\.device)\)|,? ?\bdevice=[\w.]*|kernels\.current\([\w.\[\]]*\)"),  # of one device
 )
 
 

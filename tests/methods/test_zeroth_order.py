@@ -158,7 +158,7 @@ def test_estimates_of_a_quadratic_are_its_slopes(kind):
         z = torch.from_numpy(basis.direction(k, 0, 4)).double()
         slope, bend = float(z @ (curvature * at).double()), float(z * z @ curvature.double())
         assert method.two_point(client, basis, k, items).rho == pytest.approx(slope, abs=1e-4)
-        (one,) = client.estimates(method, basis, [k], items, one_sided=True)
+        one, _ = client.estimates(method, basis, [k, k + 1], items, one_sided=True)  # each on all of them
         assert one.rho == pytest.approx(slope + 0.25 * bend / 2, abs=1e-4)
 
 

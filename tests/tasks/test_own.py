@@ -4,7 +4,9 @@ import csv
 import json
 import sys
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Choice, Example
@@ -175,20 +177,13 @@ def write_table(path, rows, between=","):
         writer.writerows(rows)
 
 
-def write_parquet(path, rows):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-
-
 FORMATS = {
     "data.jsonl": write_lines,
     "data.json": lambda path, rows: path.write_text(json.dumps(rows)),
     "data.csv": write_table,
     "excel.csv": lambda path, rows: write_table(path, rows, ";"),
     "data.tsv": lambda path, rows: write_table(path, rows, "\t"),
-    "data.parquet": write_parquet,
+    "data.parquet": lambda path, rows: parquet.write_table(pyarrow.Table.from_pylist(rows), path),
 }
 
 
@@ -216,7 +211,6 @@ def test_what_is_wrong_in_a_table(tmp_path, text, message):
 
 
 def test_a_damaged_parquet_file_and_one_without_its_library(tmp_path, monkeypatch):
-    pytest.importorskip("pyarrow")
     (tmp_path / "t.parquet").write_bytes(b"PAR1 but not really")
     with refused(r"t.parquet: not a parquet file, or damaged"):
         load(tmp_path / "t.parquet")

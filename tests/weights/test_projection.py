@@ -47,6 +47,10 @@ def test_norms_and_products_of_a_change_whatever_its_pieces(kind, kernels, piece
     for basis in bases[: 3 if kernels == "cpu" else 2]:  # the last takes an interpreter seconds
         assert [g.tolist() for g in Projection(space.vector, basis, counts).finish()] == [[0] * c for c in counts]
         found = project_change(space.vector, saved, basis, counts, now)
+        added = Projection(space.vector, basis, counts)
+        for index, (s, w) in enumerate(zip(saved, now or space.parameters, strict=True)):
+            added.add(index, s.float() - w.float(), 0)
+        np.testing.assert_allclose(np.concatenate(added.finish()), np.concatenate(found), rtol=1e-5, atol=1e-6)
         for gamma, count, (a, b) in zip(found, counts, bounds, strict=True):
             v = np.stack([basis.direction(k, a, b, b - a, space.layout.matrices) for k in range(count)])
             np.testing.assert_allclose(gamma, v.astype(np.float64) @ change[a:b], rtol=1e-4, atol=1e-5)
