@@ -31,7 +31,7 @@ SHOWN = 60  # characters of a value in a message
 
 @dataclass(frozen=True)
 class ByName:
-    """Marks a field that the class of a registry makes which its `name` says, so that others can add some."""
+    """Marks a field whose table becomes the class of a registry that its `name` says; plug-ins can add classes."""
 
     registry: Registry[Any]  # the classes
     base: type[BaseModel]  # what all of them are
@@ -75,7 +75,7 @@ class Key:
 
 def keys_of(whole: type[BaseModel]) -> list[Key]:
     """Returns all keys of a class of settings, in the fields' order; one that several tables share is there once."""
-    found: dict[Key, dict[str, None]] = {}  # what all is equal in, and whose it is, in order
+    found: dict[Key, dict[str, None]] = {}  # a key but for who has it, and those who have it, in order
     for key in _keys(whole, "", ()):
         found.setdefault(replace(key, of=()), {}).update(dict.fromkeys(key.of))
     return [replace(key, of=tuple(of)) for key, of in found.items()]
@@ -114,7 +114,7 @@ def _keys(model: type[BaseModel], prefix: str, of: tuple[str, ...]) -> Iterator[
     documents = documented(model)
     for name, field in model.model_fields.items():
         if name in TAGS and len(get_args(field.annotation)) == 1:
-            continue  # it chooses among tables: said of the table
+            continue  # it chooses among tables: the table's own key says so
         if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("internal"):
             continue  # another table of a recipe says it
         key, inside = prefix + (field.alias or name), among(field.annotation, field.metadata)
