@@ -235,8 +235,7 @@ def serve_model(
         if error.name not in ("starlette", "uvicorn"):
             raise
         raise FedseedError(f"serve-model needs {error.name}: {to_install('serve')}") from error
-    sources = named(orbits)
-    service = Service(sources, placing.base, placing.device, keep, max_tokens)
+    service = Service(named(orbits), placing.base, placing.device, keep, max_tokens)
 
     def ready(address: str) -> None:
         say(f"{plural(len(service.templates), 'model')}: {address} (Ctrl-C ends)")

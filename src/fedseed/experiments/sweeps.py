@@ -575,8 +575,7 @@ def sheets(sweep: Sweep, lines: Sequence[SweepLine], brief: bool = False) -> lis
     made = []
     for scenario in sweep.scenarios:
         compared = [line.compared() for line in lines if line.scenario == scenario.name]
-        title = _joined(sweep.title, scenario.name, by=": ")
-        made.append(results_sheet(title, compared, len(sweep.seeds), brief))
+        made.append(results_sheet(_joined(sweep.title, scenario.name, by=": "), compared, len(sweep.seeds), brief))
         made.append(costs_sheet(_joined("Costs of a round", scenario.name, by=": "), compared))
     shown = [line for line in lines if sweep.choose_in in (None, line.scenario)]
     tried = []

@@ -123,8 +123,7 @@ def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = No
     from flwr.app import Message as FlowerMessage
 
     try:
-        place = place_of(context.node_config)
-        site, mine = _site(context.run_id, place, recipe, context.run_config, load)
+        site, mine = _site(context.run_id, place_of(context.node_config), recipe, context.run_config, load)
         kept = dict(context.state.config_records.get(wire.RECORD, {}))
         found, state = site.exchange(mine, kept, wire.table(message))
         context.state[wire.RECORD] = wire.record(state)

@@ -95,8 +95,7 @@ class Federation(Simulation):
         Raises:
             RecipeError: the recipe is wrong; names key, value and what is allowed.
         """
-        recipe = read_recipe(path, overrides, plugins, trust_plugins)
-        return build(recipe, out, shown_by(progress), workers, threads)
+        return build(read_recipe(path, overrides, plugins, trust_plugins), out, shown_by(progress), workers, threads)
 
 
 def _learning(

@@ -114,8 +114,7 @@ class _AtHand(Session):
     async def broadcast(self, data: bytes, soon: Collection[str] = ()) -> None:
         """Remember what the clients are to do."""
         clients, message = read_plan(data[1:])
-        everybody = self.coordinator.current.clients if clients is None else clients
-        self._now.asked.append((data[:1], everybody, message))
+        self._now.asked.append((data[:1], self.coordinator.current.clients if clients is None else clients, message))
 
     async def pause(self, seconds: float) -> None:
         """Lets the clients do what they were asked."""

@@ -38,8 +38,7 @@ class TensorBoard(Tracker):
 
         if run.folder is None and not Path(self.folder).is_absolute():
             raise FedseedError("the run has no folder (out): give tracking.folder as an absolute path")
-        where = Path(self.folder) if run.folder is None else run.folder / self.folder
-        self._writer = EventFileWriter(str(where))
+        self._writer = EventFileWriter(str(Path(self.folder) if run.folder is None else run.folder / self.folder))
         start = SessionLog(status=SessionLog.START)  # readers drop what they have of this step and later ones
         self._writer.add_event(Event(wall_time=time.time(), step=0, session_log=start))
         for line in run.earlier:

@@ -39,5 +39,4 @@ class FixedPoint:
 
     def read(self, words: Words) -> NDArray[np.float64]:
         """Returns the numbers that a sum of words stands for."""
-        signed = words.astype(self.dtype).view(self.dtype.str.replace("u", "i"))
-        return signed.astype(np.float64) / 2.0**self.fraction
+        return words.astype(self.dtype).view(self.dtype.str.replace("u", "i")).astype(np.float64) / 2.0**self.fraction

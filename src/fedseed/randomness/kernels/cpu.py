@@ -679,6 +679,13 @@ def _project(sums, tasks, units, x, start, from_span):  # type: ignore[no-untype
 
 
 @njit(cache=True)
+def _add_rows(out, rows):  # type: ignore[no-untyped-def]
+    for row in range(len(rows)):
+        for i in range(out.size):
+            out[i] += rows[row, i]
+
+
+@njit(cache=True)
 def _fill_element_words(out, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
     """out = the words of elements start, start + 1, ...: four to a Philox block."""
     first = start // 4
@@ -844,7 +851,7 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
         for from_span in range(0, spans, wave):
             sums = np.zeros((min(wave, spans - from_span), width), dtype=np.float32)
             act(sums, len(sums), units, x, start, start // _SPAN + from_span)
-            for row in sums:
-                folded += row
-        columns.append(reference.sum_in_order(folded.reshape(-1, spec.tile), axis=0))
+            _add_rows(folded, sums)
+        columns.append(np.zeros(spec.tile))
+        _add_rows(columns[-1], folded.reshape(-1, spec.tile))
     return np.concatenate(columns) if columns else np.zeros(0)
